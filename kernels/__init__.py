@@ -1,0 +1,1 @@
+"""One file per kernel: its declaration and its reference."""

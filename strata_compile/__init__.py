@@ -1,0 +1,1 @@
+"""plan.yaml to bundle: the compiler."""
