@@ -1,1 +1,9 @@
-"""One file per kernel: its declaration and its reference."""
+"""One file per kernel: its declaration (params, arguments, accesses) and its reference.
+
+Reading order: `table.py` (what a launch may say), `spec.py` (what a kernel declares), `regions.py`
+(which elements an access touches), `arithmetic.py` and `chunks.py` (the shared arithmetic), then
+the kernels in the order in which a window meets them: `take_table`, `embed`, `handoff_read`,
+`rmsnorm`, `linear`, `rope_store`, `attention`, `attention_merge`, `prompt_attention`, `swiglu`,
+`handoff_write`, `store_tokens`, `logits_hash`, `sample`, `verdict`, `copy_cells`; last
+`registry.py`, the list of them all.
+"""

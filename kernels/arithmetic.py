@@ -1,0 +1,48 @@
+"""The arithmetic that several references share; every operation keeps each row's bits.
+
+Measured with torch 2.13 on a CPU: products of 8 to 512 rows give each row the same bits, whatever
+its place, its company and the number of threads; products of 1 to 3 rows take other routines.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from strata_kernels.lazy import torch
+from strata_kernels.spec import Bound, padded
+from strata_kernels.table import ROW_LIMIT, Ints, TableView
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """out = x · weightᵀ; x (rows, in) with rows a multiple of 8, weight (out, in), float32."""
+    assert x.shape[0] % ROW_LIMIT == 0
+    torch.matmul(x, weight.T, out=out)
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x / (1 + exp(-x)); `torch.nn.functional.silu` rounds the last elements of a row otherwise."""
+    return x / (1 + torch.exp(-x))
+
+
+def view(bound: Bound, rows: int) -> TableView:
+    """The launch's table."""
+    return TableView(bound["table"].numpy(), rows)
+
+
+def live_rows(slots: Ints) -> torch.Tensor:
+    """Indices of the rows that belong to a slot, ascending, int64."""
+    return torch.from_numpy(np.flatnonzero(slots >= 0))
+
+
+def pick(values: Ints, rows: torch.Tensor) -> torch.Tensor:
+    """One field's values at some rows, as int64 indices."""
+    return torch.from_numpy(values[rows.numpy()].astype(np.int64))
+
+
+def put_rows(out: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
+    """out[rows] = values, and zero in every other row: what inert rows hold."""
+    out.zero_()
+    out[rows] = values
+
+
+__all__ = ["linear", "live_rows", "padded", "pick", "put_rows", "silu", "view"]

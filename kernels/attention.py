@@ -1,0 +1,60 @@
+"""attention: a window's rows against the cells of their slots, chunk by chunk, not yet merged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata_kernels.arithmetic import view
+from strata_kernels.chunks import Heads, blocks_of, partials
+from strata_kernels.spec import (
+    CHUNK,
+    Arg,
+    Bound,
+    KernelSpec,
+    Region,
+    padded,
+    read,
+    table_arg,
+    write,
+)
+
+
+@dataclass(frozen=True)
+class Params:
+    """Rows, heads, and the cells' type and chunks per slot."""
+
+    rows: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    cell_type: str
+    chunks: int
+
+    @property
+    def shape(self) -> Heads:
+        """The heads alone."""
+        return Heads(self.heads, self.kv_heads, self.head_dim)
+
+
+def args(p: Params) -> tuple[Arg, ...]:
+    """q (rows, heads · head_dim), both cells, and each row's partial result of each chunk."""
+    cells = (-1, p.chunks, p.kv_heads, CHUNK, p.head_dim)
+    return (
+        table_arg(p.rows),
+        read("q", padded(p.rows), p.heads * p.head_dim),
+        read("k_cells", *cells, dtype=p.cell_type, region=Region.HISTORY),
+        read("v_cells", *cells, dtype=p.cell_type, region=Region.HISTORY),
+        write("partials", padded(p.rows), p.chunks, p.heads, p.shape.part),
+    )
+
+
+def reference(p: Params, bound: Bound) -> None:
+    """partials[row, chunk] for the chunks up to the row's own position; others stay unwritten."""
+    blocks = blocks_of(view(bound, p.rows), padded(p.rows))
+    for group in blocks.groups():
+        parts = partials(p.shape, bound["q"], bound["k_cells"], bound["v_cells"], group)
+        inside = group.positions >= 0
+        bound["partials"][group.rows[inside], : parts.shape[2]] = parts[inside]
+
+
+SPEC = KernelSpec("attention", Params, args, reference)

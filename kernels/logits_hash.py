@@ -1,0 +1,58 @@
+"""logits_hash: 64 bits that change with any bit of a row's logits; identity is of bits.
+
+h = Σ_i mix(bits(x_i) + 2^32·i + 1) mod 2^64, with mix the finaliser of splitmix64 (Steele, Lea and
+Flood, 2014). A sum has no order, so that any split of the row gives the same hash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata_kernels.arithmetic import live_rows, put_rows, view
+from strata_kernels.lazy import torch
+from strata_kernels.spec import Arg, Bound, KernelSpec, padded, read, table_arg, write
+
+
+@dataclass(frozen=True)
+class Params:
+    """`rows` and the vocabulary's size."""
+
+    rows: int
+    vocab: int
+
+
+def args(p: Params) -> tuple[Arg, ...]:
+    """logits (rows, vocab) and one hash a row."""
+    return (
+        table_arg(p.rows),
+        read("logits", padded(p.rows), p.vocab),
+        write("hashes", padded(p.rows), dtype="i64"),
+    )
+
+
+def _signed(x: int) -> int:
+    """A 64-bit pattern as the int64 that has it."""
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _xor_shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """x ^ (x >> bits), the shift filling with zeros."""
+    return x ^ ((x >> bits) & ((1 << (64 - bits)) - 1))
+
+
+def row_hashes(logits: torch.Tensor) -> torch.Tensor:
+    """One int64 hash for each row of float32 logits (rows, vocab)."""
+    index = torch.arange(logits.shape[1], dtype=torch.int64)
+    x = (logits.view(torch.int32).to(torch.int64) & 0xFFFFFFFF) + (index << 32) + 1
+    x = _xor_shifted(x, 30) * _signed(0xBF58476D1CE4E5B9)
+    x = _xor_shifted(x, 27) * _signed(0x94D049BB133111EB)
+    return _xor_shifted(x, 31).sum(-1)
+
+
+def reference(p: Params, bound: Bound) -> None:
+    """hashes[i] = hash of the logits of live row i; zero for inert rows."""
+    rows = live_rows(view(bound, p.rows).row("slot"))
+    put_rows(bound["hashes"], rows, row_hashes(bound["logits"][rows].contiguous()))
+
+
+SPEC = KernelSpec("logits_hash", Params, args, reference)

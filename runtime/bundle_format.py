@@ -1,0 +1,172 @@
+"""What a bundle holds, as records: the manifest, the memory plan, the programs.
+
+The runtime owns the format, since it is the side that must stay thin; the compiler writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: Raised whenever a reader of the previous format would misread a bundle.
+FORMAT_VERSION = 1
+
+MANIFEST = "manifest.json"
+EMBEDDED_MODEL = "model.gguf"
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A buffer filled with cos and sin of position · frequency: (positions, dims / 2, 2).
+
+    frequency_i = scale · base^(-2i / dims) / factor_i; `factors` names a tensor, if any.
+    """
+
+    base: float
+    dims: int
+    scale: float
+    factors: str | None
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A named range of an arena; `tensor` or `rotation` says what fills it at load."""
+
+    arena: str
+    offset: int
+    bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    tensor: str | None
+    rotation: Rotation | None
+
+
+@dataclass(frozen=True)
+class Arena:
+    """One allocation, made once at load; `host` memory is pinned, the rest is the stage's device.
+
+    `role` is what it is for: weights, cells, scratch, contexts, tables or ring.
+    """
+
+    stage: int
+    role: str
+    bytes: int
+    host: bool
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Arenas and buffers by name; a buffer's name begins with its stage: `0/cells.k.3`."""
+
+    arenas: Mapping[str, Arena]
+    buffers: Mapping[str, Buffer]
+
+    def stage_bytes(self, stage: int, host: bool = False) -> int:
+        """Bytes of one stage's arenas, on its device or in pinned host memory."""
+        return sum(a.bytes for a in self.arenas.values() if (a.stage, a.host) == (stage, host))
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a kernel call: where it lies, and which part of it the call touches."""
+
+    buffer: str
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    reads: str | None
+    writes: str | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call of a program."""
+
+    kernel: str
+    params: Mapping[str, Any]
+    args: Mapping[str, Argument]
+
+
+@dataclass(frozen=True)
+class Program:
+    """An ordered list of kernel calls with static shapes; one CUDA graph."""
+
+    stage: int
+    kind: str
+    rows: int
+    calls: tuple[Call, ...]
+
+    @property
+    def name(self) -> str:
+        """`<kind>.r<rows>`: the name within its stage."""
+        return f"{self.kind}.r{self.rows}"
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """A contiguous range of layers (first and last) on one device, and its programs' names."""
+
+    device: str | None
+    first_layer: int
+    last_layer: int
+    programs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """The model file: how the plan names it, where it was, and what it must be."""
+
+    reference: str
+    path: str
+    sha256: str
+    bytes: int
+    embedded: bool
+    name: str
+    architecture: str
+    layers: int
+    vocab: int
+    context: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Field names of the table's parts, in order; `floats` are stored as their bits."""
+
+    header: tuple[str, ...]
+    segment: tuple[str, ...]
+    row: tuple[str, ...]
+    floats: tuple[str, ...]
+    row_limit: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How much of everything there is: what the scheduler needs to know of a bundle."""
+
+    slots: int
+    groups: int
+    context: int
+    row_limit: int
+    prompt_sizes: tuple[int, ...]
+    prompt_contexts: int
+    max_gap_ms: float
+    ring_entries: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest; `files` maps every other file of the bundle to its SHA-256."""
+
+    format: int
+    compiler: str
+    plan: Mapping[str, Any]
+    model: ModelRecord
+    targets: tuple[str, ...]
+    nvrtc: str | None
+    prompt_exact: Mapping[str, bool]
+    shape: Shape
+    table: Layout
+    stages: tuple[StageRecord, ...]
+    memory: Mapping[str, MemoryPlan]
+    files: Mapping[str, str]
