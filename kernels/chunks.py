@@ -11,6 +11,7 @@ rows of one slot, so that every product has the same shape, whatever the window.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -128,7 +129,8 @@ def _seen(positions: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
 def _scores(h: Heads, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """q · kᵀ / √head_dim: (pairs, kv_heads, 8, group, 64)."""
     product = torch.bmm(q.flatten(0, 1), k.float().flatten(0, 1).transpose(1, 2))
-    return (product * h.head_dim**-0.5).view(-1, h.kv_heads, ROW_LIMIT, h.group, CHUNK)
+    scale = 1.0 / math.sqrt(h.head_dim)
+    return (product * scale).view(-1, h.kv_heads, ROW_LIMIT, h.group, CHUNK)
 
 
 def _values(v: torch.Tensor, seen: torch.Tensor, last: torch.Tensor) -> torch.Tensor:

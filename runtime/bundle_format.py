@@ -131,8 +131,12 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class Layout:
-    """Field names of the table's parts, in order; `floats` are stored as their bits."""
+    """Field names of the table's parts, in order; `floats` are stored as their bits.
 
+    A kind is stored as its index in `kinds`.
+    """
+
+    kinds: tuple[str, ...]
     header: tuple[str, ...]
     segment: tuple[str, ...]
     row: tuple[str, ...]

@@ -1,1 +1,8 @@
-"""plan.yaml to bundle: the compiler."""
+"""plan.yaml to bundle: the compiler.
+
+Reading order: `pipeline.py` (the passes in order), `passes.py` (what every pass goes through), then
+the folders in the order of the data: `plan`, `model`, `stages`, `lower`, `memory`, `bundle`; beside
+them `cli.py` and `debug` (strata-inspect).
+"""
+
+__version__ = "0.1.0"

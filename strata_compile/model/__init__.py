@@ -1,1 +1,5 @@
-"""model."""
+"""GGUF file to model graph.
+
+Reading order: `ops.py` (the operators), `graph.py` (the graph), `verify.py` (what is legal),
+`tensors.py` (checked reading of a file), `llama.py` (a family), `build.py` (picks the family).
+"""

@@ -1,1 +1,1 @@
-"""stages."""
+"""Model graph to stages: `partition.py`."""

@@ -1,0 +1,117 @@
+"""A folder to a bundle: read, hashed, and compared with what is here; touches no device."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from strata_runtime.bundle_format import EMBEDDED_MODEL, FORMAT_VERSION, MANIFEST, Manifest, Program
+from strata_runtime.errors import BundleError, ModelError
+from strata_runtime.gguf_file import GgufFile
+from strata_runtime.model_source import find_model
+from strata_runtime.records import decode
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle whose files are what its manifest says; programs by stage and name."""
+
+    folder: Path
+    manifest: Manifest
+    programs: Mapping[tuple[int, str], Program]
+
+
+def load_bundle(folder: Path) -> Bundle:
+    """Read a bundle; BundleError lists every file that is missing or changed."""
+    manifest = _manifest(folder)
+    texts = {name: _read(folder, name) for name in manifest.files}
+    wrong = [
+        f"{name} {'is missing' if data is None else 'has changed'}"
+        for name, data in texts.items()
+        if data is None or hashlib.sha256(data).hexdigest() != manifest.files[name]
+    ]
+    if wrong:
+        raise BundleError(f"{folder}: {'; '.join(wrong)}; compile again")
+    programs = [_program(folder / name, texts[name] or b"") for name in manifest.files]
+    found = {(p.stage, p.name): p for p in programs}
+    for stage, record in enumerate(manifest.stages):
+        if missing := [n for n in record.programs if (stage, n) not in found]:
+            raise BundleError(f"{folder}: stage {stage} lacks {', '.join(missing)}; compile again")
+    return Bundle(folder, manifest, found)
+
+
+def _manifest(folder: Path) -> Manifest:
+    data = _read(folder, MANIFEST)
+    if data is None:
+        raise BundleError(f"{folder}: is not a bundle: it holds no {MANIFEST}")
+    where = str(folder / MANIFEST)
+    value = _parse(where, data)
+    version = value.get("format")
+    if version != FORMAT_VERSION:
+        raise BundleError(
+            f"{where}: format {version!r}, this version reads {FORMAT_VERSION}; compile again"
+        )
+    return decode(Manifest, value, where)
+
+
+def _program(path: Path, data: bytes) -> Program:
+    return decode(Program, _parse(str(path), data), str(path))
+
+
+def _parse(where: str, data: bytes) -> Mapping[str, object]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{where}: not JSON: {error}; compile again") from error
+    if not isinstance(value, dict):
+        raise BundleError(f"{where}: not a JSON object; compile again")
+    return value
+
+
+def _read(folder: Path, name: str) -> bytes | None:
+    """A file of the bundle, or None; a name that leaves the folder is never followed."""
+    path = folder / name
+    if Path(name).is_absolute() or ".." in Path(name).parts or path.is_symlink():
+        raise BundleError(f"{folder}: {name!r} leaves the bundle")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def open_weights(bundle: Bundle, cache: Path, override: Path | None = None) -> GgufFile:
+    """The bundle's model file: given, embedded, where it was, or as the plan names it.
+
+    BundleError lists what differs from the file that was compiled, with both values.
+    """
+    record = bundle.manifest.model
+    gguf = GgufFile.open(override or _weights_path(bundle, cache))
+    size, digest = gguf.path.stat().st_size, ""
+    wrong = []
+    if size != record.bytes:
+        wrong.append(f"{size} bytes, compiled for {record.bytes}")
+    elif (digest := gguf.sha256()) != record.sha256:
+        wrong.append(f"SHA-256 {digest}, compiled for {record.sha256}")
+    if wrong:
+        raise BundleError(
+            f"{gguf.path}: another model file: {'; '.join(wrong)}; compile again, or name the "
+            "right file with --model"
+        )
+    return gguf
+
+
+def _weights_path(bundle: Bundle, cache: Path) -> Path:
+    record = bundle.manifest.model
+    if record.embedded:
+        return bundle.folder / EMBEDDED_MODEL
+    if Path(record.path).is_file():
+        return Path(record.path)
+    try:
+        return find_model(record.reference, bundle.folder, cache)
+    except ModelError as error:
+        raise ModelError(f"{error}, nor at {record.path}; name it with --model") from error

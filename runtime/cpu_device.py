@@ -1,0 +1,160 @@
+"""The CPU device: one worker a stage replays the programs with the reference kernels."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from strata_kernels.registry import KERNELS
+from strata_runtime.arenas import Arenas
+from strata_runtime.bundle_format import Program
+from strata_runtime.bundle_load import Bundle
+from strata_runtime.device import Done
+from strata_runtime.errors import BundleError, DeviceError
+from strata_runtime.gguf_file import GgufFile
+from strata_runtime.launch import Launch, TableWriter
+
+#: A kernel call with everything that it needs: reference, params, tensors.
+BoundCall = tuple[
+    Callable[[Any, Mapping[str, torch.Tensor]], None], Any, Mapping[str, torch.Tensor]
+]
+
+
+def bind(program: Program, arenas: Arenas) -> tuple[BoundCall, ...]:
+    """A program's calls with their arguments in memory; BundleError for an unknown kernel."""
+    return tuple(_bind_call(program, i, arenas) for i in range(len(program.calls)))
+
+
+def _bind_call(program: Program, index: int, arenas: Arenas) -> BoundCall:
+    call = program.calls[index]
+    where = f"{program.stage}.{program.name}, call {index}"
+    spec = KERNELS.get(call.kernel)
+    if spec is None:
+        raise BundleError(f"{where}: unknown kernel {call.kernel!r}; compile again")
+    try:
+        params = spec.params(**call.params)
+    except TypeError as error:
+        raise BundleError(f"{where}: {call.kernel}: {error}; compile again") from error
+    args = {name: arenas.argument(a) for name, a in call.args.items()}
+    return spec.reference, params, args
+
+
+def replay(calls: tuple[BoundCall, ...]) -> None:
+    """Run a bound program: all that it reads is in the arenas, the table among it."""
+    for reference, params, bound in calls:
+        reference(params, bound)
+
+
+@dataclass
+class _Stage:
+    """One stage's queue, programs and ring."""
+
+    programs: dict[str, tuple[int, tuple[BoundCall, ...]]]
+    ring: npt.NDArray[np.int32]
+    readers: list[int]
+    submitted: int
+    launches: queue.SimpleQueue[Launch | None]
+
+
+class CpuDevice:
+    """Arenas, one worker thread a stage, and the launches that are not complete."""
+
+    def __init__(self, bundle: Bundle, gguf: GgufFile, threads: int | None = None) -> None:
+        """Allocate, fill, bind, and start the workers; `threads` for each (default: all cores)."""
+        manifest = bundle.manifest
+        if "cpu" not in manifest.memory:
+            found = ", ".join(manifest.targets)
+            raise DeviceError(f"{bundle.folder}: compiled for {found}, not for cpu; add the target")
+        self.arenas = Arenas(manifest.memory["cpu"])
+        self.arenas.fill(gguf)
+        self._writer = TableWriter(manifest.table)
+        self._verdict = self.arenas.buffer(f"{len(manifest.stages) - 1}/verdict").numpy()
+        self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._pending: dict[int, threading.Event] = {}
+        self._lock = threading.Lock()
+        self._stages = [self._stage(bundle, s) for s in range(len(manifest.stages))]
+        threads = threads or os.cpu_count() or 1
+        self._workers = [
+            threading.Thread(target=self._work, args=(s, threads), name=f"stage {s}", daemon=True)
+            for s in range(len(self._stages))
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    def _stage(self, bundle: Bundle, stage: int) -> _Stage:
+        programs = {
+            name: (p.rows, bind(p, self.arenas))
+            for (s, name), p in bundle.programs.items()
+            if s == stage
+        }
+        ring = self.arenas.buffer(f"{stage}/ring").numpy()
+        return _Stage(programs, ring, [0] * len(ring), 0, queue.SimpleQueue())
+
+    def submit(self, launch: Launch) -> None:
+        """Write the launch's table into the stage's ring, and queue it."""
+        stage = self._stages[launch.stage]
+        entry = stage.submitted % len(stage.ring)
+        self._await(stage.readers[entry])  # the entry's last reader
+        rows, _ = stage.programs[launch.program]
+        self._writer.write(launch, rows, stage.ring[entry])
+        with self._lock:
+            self._pending[launch.id] = threading.Event()
+        stage.readers[entry] = launch.id
+        stage.submitted += 1
+        stage.launches.put(launch)
+
+    def wait(self) -> Done:
+        """The next completion; blocks until there is one."""
+        return self._done.get()
+
+    def verdict(self, context: int) -> npt.NDArray[np.int32]:
+        """A copy of a window context's verdict words, shape (row limit, 4)."""
+        words: npt.NDArray[np.int32] = self._verdict[context].copy()
+        return words
+
+    def close(self) -> None:
+        """Let what is queued end, and stop the workers."""
+        for stage in self._stages:
+            stage.launches.put(None)
+        for worker in self._workers:
+            worker.join()
+
+    def _await(self, launch_id: int) -> None:
+        """Block until a launch is complete; one that is no longer pending is."""
+        with self._lock:
+            event = self._pending.get(launch_id)
+        if event is not None:
+            event.wait()
+
+    def _work(self, index: int, threads: int) -> None:
+        torch.set_num_threads(threads)
+        stage = self._stages[index]
+        with torch.inference_mode():
+            while (launch := stage.launches.get()) is not None:
+                for launch_id in launch.waits:
+                    self._await(launch_id)
+                self._finish(self._run(stage, launch))
+
+    def _run(self, stage: _Stage, launch: Launch) -> Done:
+        start = time.perf_counter()
+        error: BaseException | None = None
+        try:
+            replay(stage.programs[launch.program][1])
+        except BaseException as caught:  # the engine raises it in its own thread
+            error = caught
+        elapsed = (time.perf_counter() - start) * 1e3
+        return Done(launch.id, launch.stage, elapsed, error)
+
+    def _finish(self, done: Done) -> None:
+        with self._lock:
+            self._pending.pop(done.launch_id).set()
+        self._done.put(done)

@@ -1,0 +1,37 @@
+"""What the engine asks of a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from strata_runtime.launch import Launch
+
+
+@dataclass(frozen=True)
+class Done:
+    """A launch is complete; `error` says why it is not, if it failed."""
+
+    launch_id: int
+    stage: int
+    elapsed_ms: float
+    error: BaseException | None = None
+
+
+class Device(Protocol):
+    """Loaded once; then launches in, completions out. Queues run in order, one a stage."""
+
+    def submit(self, launch: Launch) -> None:
+        """Queue a launch behind those of its stage; returns before it has run."""
+
+    def wait(self) -> Done:
+        """The next completion; blocks until there is one."""
+
+    def verdict(self, context: int) -> npt.NDArray[np.int32]:
+        """A copy of a window context's verdict words, shape (row limit, 4)."""
+
+    def close(self) -> None:
+        """Let what is queued end, and free everything."""

@@ -1,0 +1,184 @@
+"""The engine: requests in, tokens out; it drives the scheduler with what the device reports."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from strata_runtime.bundle_format import Manifest
+from strata_runtime.device import Device, Done
+from strata_runtime.errors import DeviceError
+from strata_runtime.launch import Launch, Segment
+from strata_runtime.request import FAILED, STOP, Request, check_request, cut
+from strata_runtime.scheduler import (
+    Cancelled,
+    ChunkDone,
+    Event,
+    Outcome,
+    Submitted,
+    Verdict,
+    step,
+)
+from strata_runtime.state import Config, initial_state
+
+
+@dataclass(frozen=True)
+class Update:
+    """New tokens of one request; `finish` says why its text ends with them, if it does."""
+
+    request_id: int
+    tokens: tuple[int, ...]
+    finish: str | None
+
+
+@dataclass
+class _Live:
+    """What the engine keeps of a request: its drawn tokens, and the hash of their logits."""
+
+    request: Request
+    watch: Callable[[int], bool]
+    generated: int = 0
+    digest: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=8))
+
+
+class Engine:
+    """One bundle on one device. Not for several threads."""
+
+    def __init__(self, manifest: Manifest, device: Device, chunk_rows: int | None = None) -> None:
+        """`chunk_rows` bounds the live rows of a prompt chunk (tests and benchmarks)."""
+        self._shape = manifest.shape
+        self._vocab = manifest.model.vocab
+        self._device = device
+        self._state = initial_state(Config(len(manifest.stages), manifest.shape, chunk_rows))
+        self._live: dict[int, _Live] = {}
+        self._in_flight: dict[int, Launch] = {}
+        self._chunk_ms: dict[int, float] = {}
+        self._hashes: dict[int, str] = {}
+        self._next_request = 1
+
+    @property
+    def busy(self) -> bool:
+        """Is any request unfinished, or anything in flight?"""
+        return bool(self._in_flight) or not self._state.idle
+
+    def submit(self, request: Request, watch: Callable[[int], bool] | None = None) -> int:
+        """Take a request in, under a new id; RequestError where it cannot be served.
+
+        `watch` sees every token of the text in order, and returns True where the text ends.
+        """
+        check_request(request, vocab=self._vocab, context=self._shape.context)
+        number, self._next_request = self._next_request, self._next_request + 1
+        request = Request(
+            number, request.prompt, request.max_tokens, request.end_tokens, request.sampling
+        )
+        self._live[number] = _Live(request, watch or (lambda token: False))
+        self._step(Submitted(request, time.monotonic()))
+        return number
+
+    def cancel(self, request_id: int) -> None:
+        """End a request; what it has in flight drains. Nothing more is heard of it."""
+        self._live.pop(request_id, None)
+        self._step(Cancelled(request_id, time.monotonic()))
+
+    def logits_hash(self, request_id: int) -> str:
+        """A hash of all logits that a finished request's tokens were drawn from."""
+        return self._hashes[request_id]
+
+    def updates(self) -> Iterator[Update]:
+        """Run until nothing is left to do, and give out tokens as they are drawn."""
+        while self.busy:
+            yield from self.pump()
+
+    def pump(self) -> list[Update]:
+        """Take one completion from the device; what it brought, if anything."""
+        done = self._device.wait()
+        launch = self._in_flight.pop(done.launch_id)
+        if done.error is not None:
+            raise DeviceError(
+                f"stage {done.stage}, {launch.program}: {type(done.error).__name__}: {done.error}"
+            ) from done.error
+        if launch.table.kind == "exec":
+            return self._window_done(launch, done)
+        self._chunk_done(launch, done)
+        return []
+
+    def _chunk_done(self, launch: Launch, done: Done) -> None:
+        """A chunk costs what its slowest stage takes."""
+        context = launch.table.context
+        slowest = max(self._chunk_ms.get(context, 0.0), done.elapsed_ms)
+        self._chunk_ms[context] = slowest
+        if self._is_last(launch):
+            del self._chunk_ms[context]
+            self._step(ChunkDone(context, slowest, time.monotonic()))
+
+    def _is_last(self, launch: Launch) -> bool:
+        return launch.id == self._state.contexts[launch.table.context].last_launch
+
+    def _window_done(self, launch: Launch, done: Done) -> list[Update]:
+        if not self._is_last(launch):
+            return []
+        words = self._device.verdict(launch.table.context)
+        results = [
+            self._judge(segment, launch, words[i], words)
+            for i, segment in enumerate(launch.table.segments)
+        ]
+        outcomes = tuple(outcome for outcome, _ in results)
+        self._step(Verdict(launch.table.context, outcomes, time.monotonic()))
+        return [update for _, update in results if update is not None]
+
+    def _judge(
+        self,
+        segment: Segment,
+        launch: Launch,
+        verdict: npt.NDArray[np.int32],
+        words: npt.NDArray[np.int32],
+    ) -> tuple[Outcome, Update | None]:
+        """Cut a segment's tokens where the text ends, and add their logits to its hash."""
+        request = self._state.slots[segment.slot].request
+        if request is None or self._state.slots[segment.slot].epoch != segment.epoch:
+            return Outcome(segment.slot, ()), None
+        live, first = self._live[request.id], segment.first_row
+        accepted, token = int(verdict[0]), int(verdict[1])
+        if token < 0:
+            return self._ended(segment.slot, live, (), FAILED)
+        drafts = [launch.table.rows[first + i].token for i in range(1, accepted + 1)]
+        kept, finish = cut(request, live.generated, [*drafts, token], self._shape.context)
+        kept, finish = _watched(live.watch, kept, finish)
+        for i in range(len(kept)):
+            live.digest.update(struct.pack("<2i", *words[first + i, 2:].tolist()))
+        live.generated += len(kept)
+        if finish is not None:
+            return self._ended(segment.slot, live, kept, finish)
+        return Outcome(segment.slot, kept), Update(request.id, kept, None)
+
+    def _ended(
+        self, slot: int, live: _Live, kept: tuple[int, ...], finish: str
+    ) -> tuple[Outcome, Update]:
+        """The last outcome of a slot's text; the other slots go on."""
+        number = live.request.id
+        self._hashes[number] = live.digest.hexdigest()
+        del self._live[number]
+        return Outcome(slot, kept, finish), Update(number, kept, finish)
+
+    def _step(self, event: Event) -> None:
+        result = step(self._state, event)
+        self._state = result.state
+        for launch in result.launches:
+            self._in_flight[launch.id] = launch
+            self._device.submit(launch)
+
+
+def _watched(
+    watch: Callable[[int], bool], kept: tuple[int, ...], finish: str | None
+) -> tuple[tuple[int, ...], str | None]:
+    """End the text at the token where its watcher says so."""
+    for i, token in enumerate(kept):
+        if watch(token):
+            return kept[: i + 1], STOP
+    return kept, finish

@@ -1,0 +1,145 @@
+"""A launch: one replay of a program, with the table that says what each row is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from strata_runtime.bundle_format import Layout
+from strata_runtime.errors import BundleError
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a row's token is drawn; temperature 0 is greedy. Defaults change nothing.
+
+    `penalty_last` is how many of the last tokens the penalties look at; `seed` has 64 bits.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_last: int = 0
+    seed: int = 0
+
+    @property
+    def seed_low(self) -> int:
+        """The seed's lower 32 bits, as an int32 has them."""
+        return _signed(self.seed & 0xFFFFFFFF)
+
+    @property
+    def seed_high(self) -> int:
+        """The seed's upper 32 bits, as an int32 has them."""
+        return _signed(self.seed >> 32 & 0xFFFFFFFF)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
+
+
+@dataclass(frozen=True)
+class Row:
+    """One token at one position of one slot; -1 where a field names nothing."""
+
+    slot: int
+    position: int
+    token: int
+    first_row: int
+    index: int
+    handoff_row: int
+    state_in: int
+    state_out: int
+    saved_row: int = -1
+    mask: int = -1
+    bias: int = -1
+    forced: int = -1
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The rows of one slot in a window; `depth` is how many drafts are wanted next."""
+
+    slot: int
+    epoch: int
+    first_row: int
+    count: int
+    depth: int = 0
+    first_saved_row: int = -1
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a launch says; `kind` is the program's. Rows beyond these are inert."""
+
+    kind: str
+    context: int
+    rows: tuple[Row, ...]
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Replay `program` on `stage` once every launch in `waits` is done; its own `id` signals."""
+
+    id: int
+    stage: int
+    program: str
+    table: Table
+    waits: tuple[int, ...] = ()
+
+
+class TableWriter:
+    """Writes tables as a bundle's layout has them."""
+
+    def __init__(self, layout: Layout) -> None:
+        """BundleError where the layout has a field that this runtime does not know."""
+        self._layout = layout
+        names = (*Row.__dataclass_fields__, *Sampling.__dataclass_fields__)
+        known = {*names, "seed_low", "seed_high"}
+        if unknown := [name for name in layout.row if name not in known]:
+            raise BundleError(f"table: unknown row fields {', '.join(unknown)}; compile again")
+        self._floats = np.array([name in layout.floats for name in layout.row])
+
+    def words(self, rows: int) -> int:
+        """Length in int32 of the table of a program of `rows` rows."""
+        layout = self._layout
+        fixed = len(layout.header) + layout.row_limit * len(layout.segment)
+        return fixed + rows * len(layout.row)
+
+    def write(self, launch: Launch, rows: int, out: Ints) -> None:
+        """Write the table of a program of `rows` rows to the front of `out` (int32 words)."""
+        layout, table = self._layout, launch.table
+        header = {
+            "sequence": launch.id,
+            "kind": layout.kinds.index(table.kind),
+            "context": table.context,
+            "rows": len(table.rows),
+            "segments": len(table.segments),
+        }
+        out[: len(layout.header)] = [header.get(name, 0) for name in layout.header]
+        start, end = len(layout.header), self.words(0)
+        segments = out[start:end].reshape(layout.row_limit, len(layout.segment))
+        segments[:] = -1
+        for i, segment in enumerate(table.segments):
+            segments[i] = [getattr(segment, name) for name in layout.segment]
+        body = out[end : self.words(rows)].reshape(rows, len(layout.row))
+        body[:] = -1
+        for row, line in zip(table.rows, body, strict=False):
+            line[:] = self._row(row)
+
+    def _row(self, row: Row) -> Ints:
+        values = [
+            getattr(row if hasattr(row, name) else row.sampling, name) for name in self._layout.row
+        ]
+        words = np.array([0 if f else v for v, f in zip(values, self._floats, strict=True)])
+        bits = np.array(values, np.float32).view(np.int32)
+        return np.where(self._floats, bits, words).astype(np.int32)

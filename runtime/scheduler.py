@@ -1,0 +1,182 @@
+"""The scheduler: a pure state machine. Events in, launches out; the state is a value.
+
+A window is queued on all its stages at once; every launch names the launches that it waits for:
+the hand-off from the stage before, and the reader of the hand-off rows that it will overwrite.
+All stages take launches in the same order, so waits cannot form a cycle. The host acts again at
+the verdict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from strata_runtime.launch import Launch
+from strata_runtime.request import CANCELLED, Request
+from strata_runtime.state import Context, Phase, Slot, State
+from strata_runtime.windows import prompt_chunk, window
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A request arrived."""
+
+    request: Request
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """A request is no longer wanted."""
+
+    request_id: int
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one slot's segment brought: the tokens that belong to its text, and why it ends."""
+
+    slot: int
+    tokens: tuple[int, ...]
+    finish: str | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A window has left the last stage."""
+
+    context: int
+    outcomes: tuple[Outcome, ...]
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
+class ChunkDone:
+    """A prompt chunk has left the last stage, `elapsed_ms` after it was begun there."""
+
+    context: int
+    elapsed_ms: float
+    time: float = 0.0
+
+
+Event = Submitted | Cancelled | Verdict | ChunkDone
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A request has ended."""
+
+    request_id: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an event led to."""
+
+    state: State
+    launches: tuple[Launch, ...] = ()
+    finished: tuple[Finished, ...] = field(default=())
+
+
+def step(state: State, event: Event) -> Step:
+    """Take an event in, and queue everything that may now be queued."""
+    finished: tuple[Finished, ...] = ()
+    match event:
+        case Submitted(request):
+            state = replace(state, waiting=(*state.waiting, request))
+        case Cancelled(request_id):
+            state, finished = _cancel(state, request_id)
+        case Verdict():
+            state, finished = _verdict(state, event)
+        case ChunkDone():
+            state = _chunk_done(state, event)
+    state, launches = _queue(_admit(state))
+    return Step(state, launches, finished)
+
+
+def _cancel(state: State, request_id: int) -> tuple[State, tuple[Finished, ...]]:
+    ended = (Finished(request_id, CANCELLED),)
+    waiting = tuple(r for r in state.waiting if r.id != request_id)
+    if len(waiting) < len(state.waiting):
+        return replace(state, waiting=waiting), ended
+    for i, slot in enumerate(state.slots):
+        if slot.request is not None and slot.request.id == request_id:
+            return _end(state, i), ended
+    return state, ()
+
+
+def _end(state: State, index: int) -> State:
+    """End a slot's text: free at once, or once what it has in flight has left the last stage."""
+    slot = replace(state.slots[index], request=None, phase=Phase.DRAINING)
+    return _settle(state.with_slot(index, slot), index)
+
+
+def _settle(state: State, index: int) -> State:
+    slot = state.slots[index]
+    if slot.phase is Phase.DRAINING and not slot.in_flight:
+        return state.with_slot(index, replace(slot, phase=Phase.FREE))
+    return state
+
+
+def _verdict(state: State, event: Verdict) -> tuple[State, tuple[Finished, ...]]:
+    finished: list[Finished] = []
+    state = state.with_context(event.context, Context())
+    for outcome in event.outcomes:
+        slot = state.slots[outcome.slot]
+        slot = replace(slot, in_flight=slot.in_flight - 1)
+        state = state.with_slot(outcome.slot, slot)
+        if slot.request is None:
+            state = _settle(state, outcome.slot)
+        elif outcome.finish is not None:
+            finished.append(Finished(slot.request.id, outcome.finish))
+            state = _end(state, outcome.slot)
+        else:
+            state = state.with_slot(outcome.slot, _advanced(slot, outcome.tokens))
+    return state, tuple(finished)
+
+
+def _advanced(slot: Slot, tokens: tuple[int, ...]) -> Slot:
+    """The slot's real token was row 0; accepted drafts follow it; the last token comes next."""
+    return replace(
+        slot,
+        phase=Phase.READY,
+        length=slot.length + len(tokens),
+        token=tokens[-1],
+        generated=slot.generated + len(tokens),
+    )
+
+
+def _chunk_done(state: State, event: ChunkDone) -> State:
+    context = state.contexts[event.context]
+    (index,) = context.slots
+    slot = state.slots[index]
+    state = state.with_slot(index, replace(slot, in_flight=slot.in_flight - 1))
+    state = state.with_context(event.context, Context())
+    return _settle(state.with_cost(context.program_rows, event.elapsed_ms), index)
+
+
+def _admit(state: State) -> State:
+    """Give free slots to waiting requests, in the order of arrival."""
+    for index, slot in enumerate(state.slots):
+        if slot.phase is Phase.FREE and state.waiting:
+            request, *rest = state.waiting
+            first = replace(
+                Slot(epoch=slot.epoch + 1, request=request, served=slot.served),
+                phase=Phase.PROMPT if len(request.prompt) > 1 else Phase.READY,
+            )
+            state = replace(state.with_slot(index, first), waiting=tuple(rest))
+    return state
+
+
+def _queue(state: State) -> tuple[State, tuple[Launch, ...]]:
+    """Windows first, then at most one prompt chunk, until neither is possible."""
+    launches: list[Launch] = []
+    while True:
+        grown, more = window(state)
+        if not more:
+            grown, more = prompt_chunk(state)
+        if not more:
+            return state, tuple(launches)
+        state = grown
+        launches += more

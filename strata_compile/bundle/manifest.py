@@ -1,0 +1,96 @@
+"""The manifest of a bundle, but for the hashes of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strata_compile import __version__
+from strata_compile.lower.facts import PROMPT_CONTEXTS, RING_ENTRIES, Facts
+from strata_compile.model.graph import ModelInfo
+from strata_compile.plan.schema import Plan
+from strata_compile.stages.partition import Stage
+from strata_kernels.table import FLOAT_FIELDS, LAYOUT, ROW_LIMIT, Kind
+from strata_runtime.bundle_format import (
+    FORMAT_VERSION,
+    Layout,
+    Manifest,
+    MemoryPlan,
+    ModelRecord,
+    Program,
+    Shape,
+    StageRecord,
+)
+from strata_runtime.gguf_file import GgufFile
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that the passes before have made."""
+
+    plan: Plan
+    gguf: GgufFile
+    info: ModelInfo
+    facts: Facts
+    stages: tuple[Stage, ...]
+    memory: Mapping[str, MemoryPlan]
+    programs: tuple[Program, ...]
+
+
+def manifest_of(parts: Parts, embedded: bool, files: Mapping[str, str]) -> Manifest:
+    """The manifest; `files` are the bundle's other files with their SHA-256."""
+    facts = parts.facts
+    return Manifest(
+        format=FORMAT_VERSION,
+        compiler=__version__,
+        plan=parts.plan.to_json(),
+        model=_model(parts, embedded),
+        targets=parts.plan.targets,
+        nvrtc=None,
+        prompt_exact={"cpu": True},
+        shape=Shape(
+            slots=facts.slots,
+            groups=facts.groups,
+            context=facts.context,
+            row_limit=ROW_LIMIT,
+            prompt_sizes=facts.prompt_sizes,
+            prompt_contexts=PROMPT_CONTEXTS,
+            max_gap_ms=parts.plan.prompt.max_gap_ms,
+            ring_entries=RING_ENTRIES,
+        ),
+        table=_layout(),
+        stages=tuple(_stage(s, parts.programs) for s in parts.stages),
+        memory=parts.memory,
+        files=files,
+    )
+
+
+def _layout() -> Layout:
+    return Layout(
+        kinds=tuple(kind.name.lower() for kind in Kind),
+        header=LAYOUT.header,
+        segment=LAYOUT.segment,
+        row=LAYOUT.row,
+        floats=tuple(sorted(FLOAT_FIELDS)),
+        row_limit=ROW_LIMIT,
+    )
+
+
+def _stage(stage: Stage, programs: tuple[Program, ...]) -> StageRecord:
+    names = tuple(p.name for p in programs if p.stage == stage.index)
+    return StageRecord(stage.device, stage.first, stage.last, names)
+
+
+def _model(parts: Parts, embedded: bool) -> ModelRecord:
+    return ModelRecord(
+        reference=parts.plan.model,
+        path=str(parts.gguf.path.resolve()),
+        sha256=parts.gguf.sha256(),
+        bytes=parts.gguf.path.stat().st_size,
+        embedded=embedded,
+        name=parts.info.name,
+        architecture=parts.info.architecture,
+        layers=parts.info.layers,
+        vocab=parts.info.vocab,
+        context=parts.info.context,
+    )

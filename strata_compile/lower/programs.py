@@ -1,0 +1,141 @@
+"""Every program of every stage: exec for 1..8 rows, the prompt sizes, copy.
+
+This family carries no state, so its commit and commit_row would have no kernel call: dropped.
+"""
+
+from __future__ import annotations
+
+from strata_compile.lower.calls import LoweredCall, LoweredProgram, Named, Programs, Scratch, call
+from strata_compile.lower.facts import RING_ENTRIES, Facts
+from strata_compile.lower.prune import prune
+from strata_compile.lower.rules import Place, cells, lower_node
+from strata_compile.model.ops import Attention
+from strata_compile.stages.partition import Stage, StagedModel
+from strata_kernels import (
+    copy_cells,
+    handoff_read,
+    handoff_write,
+    logits_hash,
+    sample,
+    store_tokens,
+    take_table,
+    verdict,
+)
+from strata_kernels.table import ROW_LIMIT, Kind
+
+
+def lower(staged: StagedModel, facts: Facts) -> Programs:
+    """The programs of all stages; those without a kernel call beyond the table's are left out."""
+    wanted = _wanted(facts)
+    programs = (
+        _program(staged, stage, Place(stage.index, kind, rows, facts))
+        for stage in staged.stages
+        for kind, rows in wanted
+    )
+    return Programs(tuple(p for p in programs if len(p.calls) > 1))
+
+
+def _wanted(facts: Facts) -> list[tuple[Kind, int]]:
+    """(kind, rows) of a stage's programs: how many does not depend on slots, groups or rings."""
+    rows = range(1, ROW_LIMIT + 1)
+    return [
+        *((Kind.EXEC, n) for n in rows),
+        *((Kind.COMMIT, n) for n in rows),
+        (Kind.COMMIT_ROW, 1),
+        *((Kind.PROMPT, n) for n in facts.prompt_sizes),
+        (Kind.COPY, facts.prompt_sizes[-1]),
+    ]
+
+
+def _program(staged: StagedModel, stage: Stage, place: Place) -> LoweredProgram:
+    body: list[LoweredCall] = []
+    if place.kind in (Kind.EXEC, Kind.PROMPT):
+        body = _forward(staged, stage, place)
+    elif place.kind is Kind.COPY:
+        body = _copy(staged, stage, place)
+    calls = prune([_take_table(place), *body])
+    return LoweredProgram(stage.index, place.kind, place.rows, calls)
+
+
+def _take_table(place: Place) -> LoweredCall:
+    params = take_table.Params(place.rows, RING_ENTRIES, place.facts.ring_stride)
+    ring, counter = place.named("ring", "ring"), place.named("counter", "tables")
+    return call(take_table.SPEC, params, ring=ring, counter=counter, table=place.table)
+
+
+def _forward(staged: StagedModel, stage: Stage, place: Place) -> list[LoweredCall]:
+    """Rows through a stage's layers, and on to the next stage or to the verdict."""
+    graph, calls, last = staged.graph, [], Scratch("")
+    if not stage.embeds:
+        calls.append(_handoff_read(place, Scratch(staged.incoming(stage))))
+    for node in staged.nodes(stage):
+        inputs = tuple(Scratch(name) for name in graph.inputs(node.name))
+        calls += lower_node(place, node, inputs)
+        last = Scratch(node.name)
+    if not stage.ends:
+        return [*calls, _handoff_write(place, last)]
+    calls.append(_store_tokens(place))
+    if place.kind is Kind.EXEC:
+        calls += _verdict(place, last)
+    return calls
+
+
+def _handoff(place: Place, stage: int) -> Named:
+    """The rows that a stage leaves for the one after it."""
+    return Named(stage, "handoff", "contexts", place.facts.handoff_rows)
+
+
+def _handoff_read(place: Place, out: Scratch) -> LoweredCall:
+    params = handoff_read.Params(place.rows, place.facts.width)
+    handoff = _handoff(place, place.stage - 1)
+    return call(handoff_read.SPEC, params, table=place.table, handoff=handoff, out=out)
+
+
+def _handoff_write(place: Place, x: Scratch) -> LoweredCall:
+    params = handoff_write.Params(place.rows, place.facts.width)
+    handoff = _handoff(place, place.stage)
+    return call(handoff_write.SPEC, params, table=place.table, x=x, handoff=handoff)
+
+
+def _tokens(place: Place) -> Named:
+    return place.named("cells.tokens", "cells", place.facts.slots)
+
+
+def _store_tokens(place: Place) -> LoweredCall:
+    params = store_tokens.Params(place.rows, place.facts.chunks)
+    return call(store_tokens.SPEC, params, table=place.table, token_cells=_tokens(place))
+
+
+def _verdict(place: Place, logits: Scratch) -> list[LoweredCall]:
+    """Hash, sampling and verdict of a window, on the device of its last stage."""
+    facts, rows, table = place.facts, place.rows, place.table
+    hashes, draws = Scratch("hashes"), Scratch("draws")
+    hashing = logits_hash.Params(rows, facts.vocab)
+    sampling = sample.Params(rows, facts.vocab, facts.chunks)
+    side = {
+        "token_cells": _tokens(place),
+        "bias": place.named("bias", "contexts", facts.slots),
+        "mask": place.named("mask", "contexts", facts.groups * ROW_LIMIT),
+    }
+    words = place.named("verdict", "contexts", facts.groups)
+    judge = verdict.Params(rows)
+    return [
+        call(logits_hash.SPEC, hashing, table=table, logits=logits, hashes=hashes),
+        call(sample.SPEC, sampling, table=table, logits=logits, **side, draws=draws),
+        call(verdict.SPEC, judge, table=table, draws=draws, hashes=hashes, verdict=words),
+    ]
+
+
+def _copy(staged: StagedModel, stage: Stage, place: Place) -> list[LoweredCall]:
+    """Every sort of cells that the stage holds, for the same rows."""
+    facts, table, calls = place.facts, place.table, []
+    for node in staged.nodes(stage):
+        if isinstance(node.op, Attention):
+            shape = (facts.chunks, node.op.kv_heads, node.op.head_dim)
+            params = copy_cells.Params(place.rows, facts.cell_type, *shape)
+            for buffer in cells(place, node.layer).values():
+                calls.append(call(copy_cells.SPEC, params, table=table, cells=buffer))
+    if stage.ends:
+        params = copy_cells.Params(place.rows, "i32", facts.chunks, 1, 1)
+        calls.append(call(copy_cells.SPEC, params, table=table, cells=_tokens(place)))
+    return calls

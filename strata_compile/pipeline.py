@@ -1,0 +1,52 @@
+"""plan.yaml to bundle, pass by pass: read this first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from strata_compile.bundle.manifest import Parts
+from strata_compile.bundle.write import write_bundle
+from strata_compile.lower.facts import facts_of
+from strata_compile.lower.programs import lower
+from strata_compile.memory.place import place_programs
+from strata_compile.memory.plan import plan_memory
+from strata_compile.model.build import build_model
+from strata_compile.passes import PassRunner
+from strata_compile.plan.loader import load_plan
+from strata_compile.plan.schema import Plan
+from strata_compile.stages.partition import partition
+from strata_runtime.gguf_file import GgufFile
+from strata_runtime.model_source import find_model
+
+#: The passes, in order; `--until` takes one of them.
+PASSES = ("plan", "gguf", "model", "stages", "programs", "memory", "place", "bundle")
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Where the bundle goes, whether it holds the weights, and where models are cached."""
+
+    bundle: Path
+    cache: Path
+    embed_weights: bool = False
+
+
+def compile_plan(path: Path, options: CompileOptions, runner: PassRunner) -> Path:
+    """Compile a plan; returns the bundle's folder. StrataError where an input is at fault."""
+    run = runner.run_pass
+    plan = run("plan", load_plan, path)
+    gguf = run("gguf", open_model, plan, options.cache)
+    graph = run("model", build_model, gguf)
+    facts = facts_of(plan, graph.info)
+    staged = run("stages", partition, plan, graph)
+    programs = run("programs", lower, staged, facts)
+    memory = run("memory", plan_memory, programs, staged.stages)
+    placed = run("place", place_programs, memory)
+    parts = Parts(plan, gguf, graph.info, facts, staged.stages, {"cpu": memory.plan}, placed)
+    return run("bundle", write_bundle, parts, options.bundle, options.embed_weights)
+
+
+def open_model(plan: Plan, cache: Path) -> GgufFile:
+    """The plan's model file with its header checked."""
+    return GgufFile.open(find_model(plan.model, plan.source.parent, cache))

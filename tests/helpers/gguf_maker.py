@@ -1,0 +1,139 @@
+"""Writes tiny valid GGUF models of the llama architecture."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quants
+from gguf.constants import GGML_QUANT_SIZES
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MERGES = ("h e", "l l", "he ll", "hell o", "Ġ t", "Ġt he", "i n", "in g", "Ġ w", "o r")
+EOS_ID = 2
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_Shapes = dict[str, tuple[int, ...]]
+
+
+def byte_alphabet() -> list[str]:
+    """The 256 characters that stand for the bytes in a byte-level vocabulary, by byte."""
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in plain else next(others)) for byte in range(256)]
+
+
+def vocabulary() -> list[str]:
+    """The tokens of with_vocab=True by id: special tokens, bytes, one token per merge."""
+    return [*SPECIAL_TOKENS, *byte_alphabet(), *(merge.replace(" ", "") for merge in MERGES)]
+
+
+def write_tiny_llama(
+    path: Path,
+    *,
+    layers: int = 2,
+    embedding: int = 48,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int | None = None,
+    ff: int = 80,
+    vocab: int = 133,
+    context: int = 512,
+    tied: bool = True,
+    ftype: GGMLQuantizationType = GGMLQuantizationType.F32,
+    seed: int = 0,
+    with_vocab: bool = False,
+) -> Path:
+    """Writes the model and returns path; equal arguments give equal bytes.
+
+    Matrices are N(0, 1/sqrt(in)) stored as ftype, or as F32 where ftype's blocks do not divide
+    their rows; norms are 1 +- 0.1. with_vocab adds a byte-level vocabulary of its own size.
+    """
+    vocab = len(vocabulary()) if with_vocab else vocab
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(layers)
+    writer.add_context_length(context)
+    writer.add_embedding_length(embedding)
+    writer.add_feed_forward_length(ff)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(vocab)
+    width = head_dim or embedding // heads
+    writer.add_rope_dimension_count(width)
+    if head_dim is not None:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    _add_tokenizer(writer, with_vocab)
+    shapes = _shapes(layers, embedding, heads * width, kv_heads * width, ff, vocab, tied)
+    rng = np.random.default_rng(seed)
+    for name, shape in shapes.items():
+        _add_tensor(writer, name, _values(rng, shape), ftype)
+    finish(writer)
+    return path
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Writes everything that was added, and closes the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _shapes(
+    layers: int, embedding: int, queries: int, keys: int, ff: int, vocab: int, tied: bool
+) -> _Shapes:
+    """Every tensor's shape, rows (outputs) first."""
+    shapes: _Shapes = {"token_embd.weight": (vocab, embedding), "output_norm.weight": (embedding,)}
+    if not tied:
+        shapes["output.weight"] = (vocab, embedding)
+    layer: _Shapes = {
+        "attn_norm": (embedding,),
+        "attn_q": (queries, embedding),
+        "attn_k": (keys, embedding),
+        "attn_v": (keys, embedding),
+        "attn_output": (embedding, queries),
+        "ffn_norm": (embedding,),
+        "ffn_gate": (ff, embedding),
+        "ffn_up": (ff, embedding),
+        "ffn_down": (embedding, ff),
+    }
+    for index in range(layers):
+        shapes |= {f"blk.{index}.{name}.weight": shape for name, shape in layer.items()}
+    return shapes
+
+
+def _values(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    noise = rng.standard_normal(shape, np.float32)
+    if len(shape) == 1:
+        return np.float32(1) + np.float32(0.1) * noise
+    return noise / np.float32(np.sqrt(shape[-1]))
+
+
+def _add_tensor(
+    writer: GGUFWriter, name: str, values: npt.NDArray[np.float32], ftype: GGMLQuantizationType
+) -> None:
+    whole_blocks = values.shape[-1] % GGML_QUANT_SIZES[ftype][0] == 0
+    kind = ftype if values.ndim > 1 and whole_blocks else GGMLQuantizationType.F32
+    writer.add_tensor(name, quants.quantize(values, kind), raw_dtype=kind)
+
+
+def _add_tokenizer(writer: GGUFWriter, with_vocab: bool) -> None:
+    if not with_vocab:
+        writer.add_tokenizer_model("none")
+        return
+    tokens = vocabulary()
+    normal = len(tokens) - len(SPECIAL_TOKENS)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([TokenType.CONTROL] * len(SPECIAL_TOKENS) + [TokenType.NORMAL] * normal)
+    writer.add_token_merges(list(MERGES))
+    writer.add_bos_token_id(SPECIAL_TOKENS.index("<|im_start|>"))
+    writer.add_eos_token_id(EOS_ID)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
