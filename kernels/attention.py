@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata_kernels.arithmetic import view
-from strata_kernels.chunks import Heads, blocks_of, partials
+from strata_kernels.chunks import Heads, groups_of, partials
 from strata_kernels.spec import (
     CHUNK,
     Arg,
@@ -50,11 +50,9 @@ def args(p: Params) -> tuple[Arg, ...]:
 
 def reference(p: Params, bound: Bound) -> None:
     """partials[row, chunk] for the chunks up to the row's own position; others stay unwritten."""
-    blocks = blocks_of(view(bound, p.rows), padded(p.rows))
-    for group in blocks.groups():
-        parts = partials(p.shape, bound["q"], bound["k_cells"], bound["v_cells"], group)
-        inside = group.positions >= 0
-        bound["partials"][group.rows[inside], : parts.shape[2]] = parts[inside]
+    q, k, v, out = (bound[name] for name in ("q", "k_cells", "v_cells", "partials"))
+    for group in groups_of(view(bound, p.rows)):
+        out[group.row, group.result_chunk] = partials(p.shape, q, k, v, group)
 
 
 SPEC = KernelSpec("attention", Params, args, reference)

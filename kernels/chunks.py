@@ -12,17 +12,21 @@ rows of one slot, so that every product has the same shape, whatever the window.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from strata_kernels.lazy import torch
 from strata_kernels.spec import CHUNK
-from strata_kernels.table import ROW_LIMIT, TableView
+from strata_kernels.table import ROW_LIMIT, Ints, TableView
 
 #: Chunks that are gathered at a time: bounds the memory of long prompts (96 KiB each at 3 × 64).
 GATHER_LIMIT = 256
+
+#: The least finite float32: a maximum that is -inf must not meet -inf.
+_LOWEST = -3.4028234663852886e38
 
 
 @dataclass(frozen=True)
@@ -45,117 +49,143 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """Up to 8 rows of one slot each; int64.
+class Group:
+    """Blocks of up to 8 rows of one slot, and every (block, chunk) pair that they read.
 
-    `rows` (blocks, 8) are row indices, or the number of all rows where a block has no more;
-    `positions` (blocks, 8) likewise with -1; `slots` (blocks,); `chunks` (blocks,) to be read.
+    `rows` (blocks · 8,) are row indices, a block's first row again where it has no more. Per pair:
+    `block`, `slot`, `chunk`. `lanes` is the most rows that a block has; `hidden` (pairs, 1, lanes,
+    1, 64) marks cells that a row must not see; `tails` lists (pair, first cell that no row of the
+    block may see). Per result, a row in a chunk: `pair` and `lane` where it is computed, `row`
+    where it goes, or `local` = 8 · block + lane. Per row of the group: `live_rows`, `live_local`,
+    and `live_chunks` that it reads.
     """
 
     rows: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    chunks: torch.Tensor
+    block: torch.Tensor
+    slot: torch.Tensor
+    chunk: torch.Tensor
+    lanes: int
+    most: int
+    hidden: torch.Tensor
+    tails: tuple[tuple[int, int], ...]
+    pair: torch.Tensor
+    lane: torch.Tensor
+    row: torch.Tensor
+    local: torch.Tensor
+    live_rows: torch.Tensor
+    live_local: torch.Tensor
+    live_chunks: torch.Tensor
 
-    def groups(self) -> Iterator[Blocks]:
-        """Runs of blocks with at most `GATHER_LIMIT` chunks together (or a single block)."""
-        start, total = 0, 0
-        for i, n in enumerate(self.chunks.tolist()):
-            if i > start and total + n > GATHER_LIMIT:
-                yield self._slice(start, i)
-                start, total = i, 0
-            total += n
-        if start < len(self.chunks):
-            yield self._slice(start, len(self.chunks))
-
-    def _slice(self, a: int, b: int) -> Blocks:
-        return Blocks(self.rows[a:b], self.positions[a:b], self.slots[a:b], self.chunks[a:b])
+    @property
+    def result_chunk(self) -> torch.Tensor:
+        """The chunk of each result."""
+        return self.chunk[self.pair]
 
 
-def blocks_of(table: TableView, rows: int) -> Blocks:
-    """Cut the live rows of each segment into blocks; rows of a segment stand together, in order."""
-    slot, index, position = table.row("slot"), table.row("index"), table.row("position")
+def groups_of(table: TableView) -> tuple[Group, ...]:
+    """The live rows in blocks, in groups of at most `GATHER_LIMIT` chunks (or of one block)."""
+    fields = (np.ascontiguousarray(table.row(f)).tobytes() for f in ("slot", "index", "position"))
+    return _groups(*fields)
+
+
+@lru_cache(maxsize=64)  # every layer of a window asks the same
+def _groups(slots: bytes, indices: bytes, positions: bytes) -> tuple[Group, ...]:
+    slot, index, position = (np.frombuffer(b, np.int32) for b in (slots, indices, positions))
     live = np.flatnonzero(slot >= 0)
-    lane = index[live] % ROW_LIMIT
-    block = np.cumsum(lane == 0) - 1
-    count = int(block[-1]) + 1 if len(live) else 0
-    row_of = np.full((count, ROW_LIMIT), rows, np.int64)
-    position_of = np.full((count, ROW_LIMIT), -1, np.int64)
-    row_of[block, lane] = live
-    position_of[block, lane] = position[live]
-    return Blocks(
-        torch.from_numpy(row_of),
-        torch.from_numpy(position_of),
-        torch.from_numpy(slot[row_of[:, 0]].astype(np.int64)),
-        torch.from_numpy(position_of.max(1, initial=0) // CHUNK + 1),
+    starts = np.flatnonzero(index[live] % ROW_LIMIT == 0)  # rows of a segment stand in order
+    blocks = np.split(live, starts[1:]) if len(live) else []
+    groups: list[Group] = []
+    taken: list[npt.NDArray[np.int64]] = []
+    total = 0
+    for block in blocks:
+        chunks = int(position[block[-1]]) // CHUNK + 1
+        if taken and total + chunks > GATHER_LIMIT:
+            groups.append(_group(taken, slot, position))
+            taken, total = [], 0
+        taken.append(block)
+        total += chunks
+    return (*groups, *([_group(taken, slot, position)] if taken else ()))
+
+
+def _group(blocks: list[npt.NDArray[np.int64]], slot: Ints, position: Ints) -> Group:
+    last = np.array([position[b[-1]] for b in blocks])
+    counts = last // CHUNK + 1
+    block = np.repeat(np.arange(len(blocks)), counts)
+    chunk = np.concatenate([np.arange(n) for n in counts])
+    lanes = max(map(len, blocks))
+    where = np.full((len(blocks), lanes), -1)
+    for i, b in enumerate(blocks):
+        where[i, : len(b)] = position[b]
+    cell = chunk[:, None] * CHUNK + np.arange(CHUNK)
+    pair, lane = np.nonzero(where[block] >= 0)
+    rows = np.array([[*b, *[b[0]] * (ROW_LIMIT - len(b))] for b in blocks])
+    live_block, live_lane = np.nonzero(where >= 0)
+    ends = np.cumsum(counts) - 1
+    tensor = torch.from_numpy
+    return Group(
+        rows=tensor(rows.reshape(-1)),
+        block=tensor(block),
+        slot=tensor(slot[rows[block, 0]].astype(np.int64)),
+        chunk=tensor(chunk),
+        lanes=lanes,
+        most=int(counts.max()),
+        hidden=tensor(cell[:, None, None, None, :] > where[block][:, None, :, None, None]),
+        tails=tuple((int(e), int(p) % CHUNK + 1) for e, p in zip(ends, last, strict=True)),
+        pair=tensor(pair),
+        lane=tensor(lane),
+        row=tensor(rows[block[pair], lane]),
+        local=tensor(block[pair] * ROW_LIMIT + lane),
+        live_rows=tensor(rows[live_block, live_lane]),
+        live_local=tensor(live_block * ROW_LIMIT + live_lane),
+        live_chunks=tensor(where[live_block, live_lane] // CHUNK + 1),
     )
 
 
 def partials(
-    h: Heads, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks
+    h: Heads, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Group
 ) -> torch.Tensor:
-    """Every chunk of every block: (blocks, 8, chunks, heads, head_dim + 2), float32.
+    """a, l and m of every result of the group: (results, heads, head_dim + 2), float32.
 
-    q (rows, heads · head_dim); k and v (slots, chunks, kv_heads, 64, head_dim). Chunks that a row
-    does not see have m = -inf and zeros.
+    q (rows, heads · head_dim); k and v (slots, chunks, kv_heads, 64, head_dim). A chunk that a
+    row does not see gives m = -inf and zeros.
     """
-    count, most = len(blocks.slots), int(blocks.chunks.max())
-    which = torch.repeat_interleave(torch.arange(count), blocks.chunks)
-    chunk = torch.arange(len(which)) - (torch.cumsum(blocks.chunks, 0) - blocks.chunks)[which]
-    seen = _seen(blocks.positions[which], chunk)
-    scores = _scores(h, _queries(h, q, blocks.rows)[which], k[blocks.slots[which], chunk])
-    values = _values(v[blocks.slots[which], chunk], seen, chunk + 1 == blocks.chunks[which])
-    parts = _softmax_parts(h, scores, seen, values)
-    out = torch.zeros(count, ROW_LIMIT, most, h.heads, h.part)
-    out[..., -1] = -torch.inf
-    out[which, :, chunk] = parts
-    return out
-
-
-def _queries(h: Heads, q: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """(blocks, kv_heads, 8 · group, head_dim); a block's missing rows are zeros."""
-    q = torch.cat([q, q.new_zeros(1, q.shape[1])])[rows.clamp(max=q.shape[0])]
-    q = q.view(-1, ROW_LIMIT, h.kv_heads, h.group, h.head_dim).permute(0, 2, 1, 3, 4)
-    return q.reshape(-1, h.kv_heads, ROW_LIMIT * h.group, h.head_dim)
-
-
-def _seen(positions: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
-    """(pairs, 8, 64): may the block's row see the chunk's cell?"""
-    cell = chunk[:, None] * CHUNK + torch.arange(CHUNK)
-    seen: torch.Tensor = cell[:, None, :] <= positions[:, :, None]
-    return seen
-
-
-def _scores(h: Heads, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """q · kᵀ / √head_dim: (pairs, kv_heads, 8, group, 64)."""
-    product = torch.bmm(q.flatten(0, 1), k.float().flatten(0, 1).transpose(1, 2))
-    scale = 1.0 / math.sqrt(h.head_dim)
-    return (product * scale).view(-1, h.kv_heads, ROW_LIMIT, h.group, CHUNK)
-
-
-def _values(v: torch.Tensor, seen: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    """The chunks' values as float32, zero where no row of the block may look: those are not read.
-
-    Only a block's last chunk has such cells.
-    """
-    v = v.float() if v.dtype != torch.float32 else v
-    unseen = ~seen[last].any(1)
-    v[last] = v[last].masked_fill(unseen[:, None, :, None], 0.0)
-    return v
-
-
-def _softmax_parts(
-    h: Heads, scores: torch.Tensor, seen: torch.Tensor, values: torch.Tensor
-) -> torch.Tensor:
-    """(pairs, 8, heads, head_dim + 2): a, l and m of every row in every chunk."""
-    mask = seen[:, None, :, None, :]
-    scores = torch.where(mask, scores, -torch.inf)
+    scores = _scores(h, q, k, group)
+    scores.masked_fill_(group.hidden, -torch.inf)
     m = scores.amax(-1, keepdim=True)
-    weights = torch.where(mask, torch.exp(scores - m), 0.0)
-    a = torch.bmm(weights.view(-1, ROW_LIMIT * h.group, CHUNK), values.flatten(0, 1))
-    a = a.view(*scores.shape[:-1], h.head_dim)
+    # Where a row sees nothing of a chunk, -inf less a finite number still gives exactly zero.
+    weights = scores.sub_(m.clamp(min=_LOWEST)).exp_()
+    a = _weighted(h, weights, v, group)
     parts = torch.cat([a, weights.sum(-1, keepdim=True), m], -1)
-    return parts.permute(0, 2, 1, 3, 4).reshape(-1, ROW_LIMIT, h.heads, h.part)
+    return parts.permute(0, 2, 1, 3, 4)[group.pair, group.lane].reshape(-1, h.heads, h.part)
+
+
+def _scores(h: Heads, q: torch.Tensor, k: torch.Tensor, group: Group) -> torch.Tensor:
+    """q · kᵀ / √head_dim: (pairs, kv_heads, lanes, group, 64).
+
+    The product always has 8 rows; only what follows it, element by element, leaves rows out.
+    """
+    q = q[group.rows].view(-1, ROW_LIMIT, h.kv_heads, h.group, h.head_dim).transpose(1, 2)
+    q = q.reshape(-1, h.kv_heads, ROW_LIMIT * h.group, h.head_dim)[group.block]
+    k = k[group.slot, group.chunk].float()
+    product = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
+    product = product.view(-1, h.kv_heads, ROW_LIMIT, h.group, CHUNK)[:, :, : group.lanes]
+    return product * (1.0 / math.sqrt(h.head_dim))
+
+
+def _weighted(h: Heads, weights: torch.Tensor, v: torch.Tensor, group: Group) -> torch.Tensor:
+    """weights · v: (pairs, kv_heads, lanes, group, head_dim).
+
+    Cells that no row of a block may see are not read: their values become zeros first.
+    """
+    v = v[group.slot, group.chunk].float()
+    for pair, tail in group.tails:
+        v[pair, :, tail:] = 0.0
+    if group.lanes < ROW_LIMIT:
+        rows = weights.new_zeros(*weights.shape[:2], ROW_LIMIT, h.group, CHUNK)
+        rows[:, :, : group.lanes] = weights
+        weights = rows
+    a = torch.bmm(weights.view(-1, ROW_LIMIT * h.group, CHUNK), v.flatten(0, 1))
+    return a.view(-1, h.kv_heads, ROW_LIMIT, h.group, h.head_dim)[:, :, : group.lanes]
 
 
 def merge(h: Heads, parts: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
@@ -167,13 +197,15 @@ def merge(h: Heads, parts: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
     if most == 0:
         return parts.new_zeros(parts.shape[0], h.heads * h.head_dim)
     inside = (torch.arange(most) < chunks[:, None])[:, :, None, None]
-    m = torch.where(inside, parts[:, :most, :, -1:], -torch.inf)
-    al = torch.where(inside, parts[:, :most, :, :-1], 0.0)
+    neutral = parts.new_zeros(h.part)
+    neutral[-1] = -torch.inf
+    parts = torch.where(inside, parts[:, :most], neutral)
+    al, m = parts[..., :-1], parts[..., -1:]
     top = torch.cummax(m, 1).values
-    fresh = al * torch.exp(m - top)
-    keep = torch.exp(torch.cat([torch.full_like(m[:, :1], -torch.inf), top[:, :-1]], 1) - top)
-    total = fresh[:, 0]
-    for c in range(1, most):
-        total = total * keep[:, c] + fresh[:, c]
+    total = al[:, 0]  # the first chunk's weight is exp(0)
+    if most > 1:
+        fresh, keep = al * torch.exp(m - top), torch.exp(top[:, :-1] - top[:, 1:])
+        for c in range(1, most):
+            total = total * keep[:, c - 1] + fresh[:, c]
     out = torch.where(chunks[:, None, None] > 0, total[..., :-1] / total[..., -1:], 0.0)
     return out.reshape(-1, h.heads * h.head_dim)

@@ -1,7 +1,8 @@
 """logits_hash: 64 bits that change with any bit of a row's logits; identity is of bits.
 
-h = Σ_i mix(bits(x_i) + 2^32·i + 1) mod 2^64, with mix the finaliser of splitmix64 (Steele, Lea and
-Flood, 2014). A sum has no order, so that any split of the row gives the same hash.
+h = Σ_i a_i · bits(x_i) mod 2^64, bits as int32 and a_i = splitmix64's i-th output, made odd: the
+multilinear hash (Dietzfelbinger, 1996), whose odd factors let no single difference vanish. A sum
+has no order, so that any split of the row gives the same hash.
 """
 
 from __future__ import annotations
@@ -40,13 +41,18 @@ def _xor_shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
     return x ^ ((x >> bits) & ((1 << (64 - bits)) - 1))
 
 
-def row_hashes(logits: torch.Tensor) -> torch.Tensor:
-    """One int64 hash for each row of float32 logits (rows, vocab)."""
-    index = torch.arange(logits.shape[1], dtype=torch.int64)
-    x = (logits.view(torch.int32).to(torch.int64) & 0xFFFFFFFF) + (index << 32) + 1
+def factors(count: int) -> torch.Tensor:
+    """splitmix64 of seed 0 (Steele, Lea and Flood, 2014), made odd; int64, shape (count,)."""
+    x = torch.arange(1, count + 1, dtype=torch.int64) * _signed(0x9E3779B97F4A7C15)
     x = _xor_shifted(x, 30) * _signed(0xBF58476D1CE4E5B9)
     x = _xor_shifted(x, 27) * _signed(0x94D049BB133111EB)
-    return _xor_shifted(x, 31).sum(-1)
+    return _xor_shifted(x, 31) | 1
+
+
+def row_hashes(logits: torch.Tensor) -> torch.Tensor:
+    """One int64 hash for each row of float32 logits (rows, vocab)."""
+    bits = logits.view(torch.int32).to(torch.int64)
+    return bits.mul_(factors(logits.shape[1])).sum(-1)
 
 
 def reference(p: Params, bound: Bound) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strata_kernels.arithmetic import view
 from strata_kernels.attention import Params
-from strata_kernels.chunks import blocks_of, merge, partials
+from strata_kernels.chunks import groups_of, merge, partials
 from strata_kernels.spec import (
     CHUNK,
     Arg,
@@ -32,13 +32,13 @@ def args(p: Params) -> tuple[Arg, ...]:
 
 def reference(p: Params, bound: Bound) -> None:
     """The same chunks and the same merge as `attention` and `attention_merge`, block by block."""
-    out = bound["out"]
+    q, k, v, out = (bound[name] for name in ("q", "k_cells", "v_cells", "out"))
     out.zero_()
-    for group in blocks_of(view(bound, p.rows), padded(p.rows)).groups():
-        parts = partials(p.shape, bound["q"], bound["k_cells"], bound["v_cells"], group)
-        inside = group.positions >= 0
-        chunks = group.positions[inside] // CHUNK + 1
-        out[group.rows[inside]] = merge(p.shape, parts[inside], chunks)
+    for group in groups_of(view(bound, p.rows)):
+        parts = q.new_empty(len(group.rows), group.most, p.heads, p.shape.part)
+        parts[group.local, group.result_chunk] = partials(p.shape, q, k, v, group)
+        live = group.live_local
+        out[group.live_rows] = merge(p.shape, parts[live], group.live_chunks)
 
 
 SPEC = KernelSpec("prompt_attention", Params, args, reference)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from strata_kernels.arithmetic import live_rows, pick, view
 from strata_kernels.lazy import torch
 from strata_kernels.spec import (
@@ -17,6 +19,7 @@ from strata_kernels.spec import (
     table_arg,
     write,
 )
+from strata_kernels.table import Ints
 
 
 @dataclass(frozen=True)
@@ -55,30 +58,37 @@ def args(p: Params) -> tuple[Arg, ...]:
 def reference(p: Params, bound: Bound) -> None:
     """Rotary embedding (Su et al., 2021); later rows read the stored cell, so it rounds here."""
     table = view(bound, p.rows)
-    rows = live_rows(table.row("slot"))
-    slot, position = pick(table.row("slot"), rows), pick(table.row("position"), rows)
-    turn = bound["rotation"][position]
-    q = bound["q"].view(-1, p.heads, p.head_dim)
-    k = bound["k"].view(-1, p.kv_heads, p.head_dim)[rows]
-    v = bound["v"].view(-1, p.kv_heads, p.head_dim)[rows]
+    slots, positions = table.row("slot"), table.row("position")
+    rows = live_rows(slots)
+    turn = bound["rotation"][_positions(p, positions)]
     out = bound["out"].view(-1, p.heads, p.head_dim)
-    out.zero_()
-    out[rows] = _rotate(p, q[rows], turn)
+    _rotate(p, bound["q"].view_as(out), turn, out)
+    k = bound["k"].view(-1, p.kv_heads, p.head_dim)
+    turned = _rotate(p, k, turn, torch.empty_like(k))
+    slot, position = pick(slots, rows), pick(positions, rows)
     where = (slot, position // CHUNK, slice(None), position % CHUNK)
-    bound["k_cells"][where] = _rotate(p, k, turn).to(bound["k_cells"].dtype)
-    bound["v_cells"][where] = v.to(bound["v_cells"].dtype)
+    v = bound["v"].view_as(k)
+    bound["k_cells"][where] = turned[rows].to(bound["k_cells"].dtype)
+    bound["v_cells"][where] = v[rows].to(bound["v_cells"].dtype)
 
 
-def _rotate(p: Params, x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    """Rotate x (rows, heads, head_dim) in its first dimensions by turn (rows, pairs, 2)."""
+def _positions(p: Params, positions: Ints) -> torch.Tensor:
+    """Every padded row's position, 0 for inert rows: their zeros stay zeros."""
+    out = np.zeros(padded(p.rows), np.int64)
+    np.maximum(positions, 0, out=out[: p.rows], casting="unsafe")
+    return torch.from_numpy(out)
+
+
+def _rotate(p: Params, x: torch.Tensor, turn: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """out = x (rows, heads, head_dim) with its first dimensions turned by (rows, pairs, 2)."""
     cos, sin = turn[:, None, :, 0], turn[:, None, :, 1]
     if p.interleaved:
         a, b = slice(0, p.rotated, 2), slice(1, p.rotated, 2)
     else:
         a, b = slice(0, p.rotated // 2), slice(p.rotated // 2, p.rotated)
-    out = x.clone()
-    out[..., a] = x[..., a] * cos - x[..., b] * sin
-    out[..., b] = x[..., a] * sin + x[..., b] * cos
+    out[..., p.rotated :] = x[..., p.rotated :]
+    torch.sub(x[..., a] * cos, x[..., b] * sin, out=out[..., a])
+    torch.add(x[..., a] * sin, x[..., b] * cos, out=out[..., b])
     return out
 
 

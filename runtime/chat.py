@@ -1,11 +1,12 @@
 """Chat messages to token ids, through the jinja template that a GGUF file carries."""
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -77,8 +78,9 @@ class ChatTemplate:
         source = metadata.get(_KEY)
         if not isinstance(source, str | None):
             raise ModelError(f"{_KEY} is a {type(source).__name__}, not a string")
-        named = {"bos": "", "eos": ""} | tokenizer.named_texts
-        return cls(source, {f"{name}_token": text for name, text in named.items()}, now)
+        named = tokenizer.named_texts
+        texts = {"bos_token": named.get("bos", ""), "eos_token": named.get("eos", "")}
+        return cls(source, texts, now)
 
     def render(
         self,
@@ -142,20 +144,20 @@ def encode_chat(
     `Tokenizer.encode` removes it. The rest is rendered as it is, so that without such content the
     ids are those of the rendered text. Raises as `render` and `encode` do.
     """
-    given = {"messages": list(messages), "tools": tools, "extra": extra}
+    given = [list(messages), tools, *extra.values()]
     try:
-        guard = _free_character([template.source or "", *_strings(given)])
-        guarded = _guarded(given, _Guard(tokenizer.control_texts, guard))
+        character = _free_character([template.source or "", *_strings(given)])
+        guard = _Guard(tokenizer.control_texts, character)
+        messages, tools, *values = (_guarded(value, guard) for value in given)
     except RecursionError as error:
         raise RequestError("the messages are nested too deeply") from error
-    assert isinstance(guarded, dict)
     text = template.render(
-        guarded["messages"],
+        messages,
         add_generation_prompt=add_generation_prompt,
-        tools=guarded["tools"],
-        **guarded["extra"],
+        tools=tools,
+        **dict(zip(extra, values, strict=True)),
     )
-    return tokenizer.encode(text, guard=guard)
+    return tokenizer.encode(text, guard=character)
 
 
 class _Guard:
@@ -173,15 +175,22 @@ class _Guard:
         core = text.strip()  # templates trim
         places = self._within(text) | self._at_edges(text)
         places |= {place + text.index(core) for place in self._at_edges(core)}
-        for place in sorted(places, reverse=True):
-            text = text[:place] + self._character + text[place:]
-        return text
+        return self._marked(text, places)
 
     def role(self, text: str) -> str:
         """The same for a role, which must not be the middle of a control token either."""
-        if text not in _ROLES and any(text in control for control in self._controls):
-            return self._character + text
-        return self.string(text)
+        if text in _ROLES:
+            return text
+        middle = any(text in control for control in self._controls)
+        return (self._character if middle else "") + self.string(text)
+
+    def key(self, text: str) -> str:
+        """The same for a key; one that a template may look up is only searched for whole tokens."""
+        return self._marked(text, self._within(text)) if text.isidentifier() else self.string(text)
+
+    def _marked(self, text: str, places: set[int]) -> str:
+        cuts = [0, *sorted(places), len(text)]
+        return self._character.join(text[a:b] for a, b in itertools.pairwise(cuts))
 
     def _within(self, text: str) -> set[int]:
         """After the first character of each control token that the text contains."""
@@ -214,13 +223,13 @@ def _edges(controls: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(start for start, _ in cuts), frozenset(end for _, end in cuts)
 
 
-def _guarded(value: object, guard: _Guard) -> object:
+def _guarded(value: object, guard: _Guard) -> Any:
     """A copy of a JSON-like value with guards in its strings and keys."""
     if isinstance(value, str):
         return guard.string(value)
     if isinstance(value, Mapping):
         return {
-            _guarded(key, guard): guard.role(item)
+            guard.key(key) if isinstance(key, str) else key: guard.role(item)
             if key == "role" and isinstance(item, str)
             else _guarded(item, guard)
             for key, item in value.items()

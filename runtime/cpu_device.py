@@ -69,7 +69,7 @@ class CpuDevice:
     """Arenas, one worker thread a stage, and the launches that are not complete."""
 
     def __init__(self, bundle: Bundle, gguf: GgufFile, threads: int | None = None) -> None:
-        """Allocate, fill, bind, and start the workers; `threads` for each (default: all cores)."""
+        """Allocate, fill, bind, and start the workers; `threads` for each (default: its share)."""
         manifest = bundle.manifest
         if "cpu" not in manifest.memory:
             found = ", ".join(manifest.targets)
@@ -82,7 +82,7 @@ class CpuDevice:
         self._pending: dict[int, threading.Event] = {}
         self._lock = threading.Lock()
         self._stages = [self._stage(bundle, s) for s in range(len(manifest.stages))]
-        threads = threads or os.cpu_count() or 1
+        threads = threads or max(1, (os.cpu_count() or 1) // len(self._stages))
         self._workers = [
             threading.Thread(target=self._work, args=(s, threads), name=f"stage {s}", daemon=True)
             for s in range(len(self._stages))

@@ -14,7 +14,7 @@ from strata_runtime.errors import OptionError
 VARIABLES = {
     "STRATA_CACHE": "folder for downloaded models (default ~/.cache/strata-compile)",
     "STRATA_DUMP": "folder for the compiler's dumps, as --dump",
-    "STRATA_THREADS": "threads for one stage of the CPU device (default: all cores)",
+    "STRATA_THREADS": "threads for each stage of the CPU device (default: the cores, shared out)",
 }
 
 
