@@ -27,6 +27,10 @@ class Arenas:
         self._plan = plan
         self._bytes = {name: _allocate(a.bytes) for name, a in plan.arenas.items()}
 
+    def arena(self, name: str) -> torch.Tensor:
+        """A whole arena as bytes; shares its memory."""
+        return self._bytes[name]
+
     def buffer(self, name: str) -> torch.Tensor:
         """A whole buffer, in its type and shape; shares the arena's memory."""
         b = self._plan.buffers[name]
