@@ -49,7 +49,7 @@ class TableLayout:
 
 
 LAYOUT = TableLayout(
-    header=("sequence", "kind", "context", "rows", "segments", "spare0", "spare1", "spare2"),
+    header=("sequence", "kind", "context", "rows", "segments"),
     segment=("slot", "epoch", "first_row", "count", "depth", "first_saved_row"),
     row=(
         "slot",

@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 
 from strata_kernels.registry import KERNELS
+from strata_kernels.selftest import unequal_attention, unequal_linear
+from strata_kernels.table import ROW_LIMIT
 from strata_runtime.arenas import Arenas
 from strata_runtime.bundle_format import Program
 from strata_runtime.bundle_load import Bundle
@@ -54,6 +56,28 @@ def replay(calls: tuple[BoundCall, ...]) -> None:
         reference(params, bound)
 
 
+def check_products(bundle: Bundle, threads: int) -> None:
+    """DeviceError where torch gives a row other bits in other products of the bundle's shapes."""
+    torch.set_num_threads(threads)
+    linears: dict[tuple[int, int], set[int]] = {}
+    heads: set[tuple[int, int]] = set()
+    for program in bundle.programs.values():
+        for call in program.calls:
+            p = call.params
+            if call.kernel == "linear":
+                linears.setdefault((p["inner"], p["outer"]), set()).add(program.rows)
+            elif call.kernel == "attention":
+                heads.add((p["heads"] // p["kv_heads"], p["head_dim"]))
+    sizes = {shape: {n for n in rows if n % ROW_LIMIT == 0} for shape, rows in linears.items()}
+    wrong = [f"linear {i} x {o}" for (i, o), n in sizes.items() if unequal_linear(i, o, n)]
+    wrong += [f"attention {g} x {d}" for g, d in heads if unequal_attention(g, d)]
+    if wrong:
+        raise DeviceError(
+            f"cpu: torch {torch.__version__} on this machine gives a row other bits in other "
+            f"company ({', '.join(wrong)}): texts would depend on it; use the pinned torch"
+        )
+
+
 @dataclass
 class _Stage:
     """One stage's queue, programs and ring."""
@@ -76,13 +100,14 @@ class CpuDevice:
             raise DeviceError(f"{bundle.folder}: compiled for {found}, not for cpu; add the target")
         self.arenas = Arenas(manifest.memory["cpu"])
         self.arenas.fill(gguf)
+        threads = threads or max(1, (os.cpu_count() or 1) // len(manifest.stages))
+        check_products(bundle, threads)
         self._writer = TableWriter(manifest.table)
         self._verdict = self.arenas.buffer(f"{len(manifest.stages) - 1}/verdict").numpy()
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._pending: dict[int, threading.Event] = {}
         self._lock = threading.Lock()
         self._stages = [self._stage(bundle, s) for s in range(len(manifest.stages))]
-        threads = threads or max(1, (os.cpu_count() or 1) // len(self._stages))
         self._workers = [
             threading.Thread(target=self._work, args=(s, threads), name=f"stage {s}", daemon=True)
             for s in range(len(self._stages))
