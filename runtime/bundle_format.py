@@ -13,6 +13,7 @@ from typing import Any
 FORMAT_VERSION = 1
 
 MANIFEST = "manifest.json"
+DATAFLOW = "dataflow.json"
 EMBEDDED_MODEL = "model.gguf"
 
 

@@ -35,7 +35,8 @@ def load_bundle(folder: Path) -> Bundle:
     ]
     if wrong:
         raise BundleError(f"{folder}: {'; '.join(wrong)}; compile again")
-    programs = [_program(folder / name, texts[name] or b"") for name in manifest.files]
+    names = [name for name in manifest.files if name.startswith("programs/")]
+    programs = [_program(folder / name, texts[name] or b"") for name in names]
     found = {(p.stage, p.name): p for p in programs}
     for stage, record in enumerate(manifest.stages):
         if missing := [n for n in record.programs if (stage, n) not in found]:

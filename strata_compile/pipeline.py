@@ -7,6 +7,7 @@ from pathlib import Path
 
 from strata_compile.bundle.manifest import Parts
 from strata_compile.bundle.write import write_bundle
+from strata_compile.dataflow.record import record_dataflow
 from strata_compile.lower.facts import facts_of
 from strata_compile.lower.programs import lower
 from strata_compile.memory.place import place_programs
@@ -20,7 +21,7 @@ from strata_runtime.gguf_file import GgufFile
 from strata_runtime.model_source import find_model
 
 #: The passes, in order; `--until` takes one of them.
-PASSES = ("plan", "gguf", "model", "stages", "programs", "memory", "place", "bundle")
+PASSES = ("plan", "gguf", "model", "stages", "programs", "dataflow", "memory", "place", "bundle")
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,11 @@ def compile_plan(path: Path, options: CompileOptions, runner: PassRunner) -> Pat
     facts = facts_of(plan, graph.info)
     staged = run("stages", partition, plan, graph)
     programs = run("programs", lower, staged, facts)
+    dataflow = run("dataflow", record_dataflow, facts.shape, len(staged.stages))
     memory = run("memory", plan_memory, programs, staged.stages)
     placed = run("place", place_programs, memory)
-    parts = Parts(plan, gguf, graph.info, facts, staged.stages, {"cpu": memory.plan}, placed)
+    plans = {"cpu": memory.plan}
+    parts = Parts(plan, gguf, graph.info, facts, staged.stages, plans, placed, dataflow)
     return run("bundle", write_bundle, parts, options.bundle, options.embed_weights)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strata_compile import __version__
-from strata_compile.lower.facts import PROMPT_CONTEXTS, RING_ENTRIES, Facts
+from strata_compile.dataflow.graph import Dataflow
+from strata_compile.lower.facts import Facts
 from strata_compile.model.graph import ModelInfo
 from strata_compile.plan.schema import Plan
 from strata_compile.stages.partition import Stage
@@ -18,7 +19,6 @@ from strata_runtime.bundle_format import (
     MemoryPlan,
     ModelRecord,
     Program,
-    Shape,
     StageRecord,
 )
 from strata_runtime.gguf_file import GgufFile
@@ -35,6 +35,7 @@ class Parts:
     stages: tuple[Stage, ...]
     memory: Mapping[str, MemoryPlan]
     programs: tuple[Program, ...]
+    dataflow: Dataflow
 
 
 def manifest_of(parts: Parts, embedded: bool, files: Mapping[str, str]) -> Manifest:
@@ -48,16 +49,7 @@ def manifest_of(parts: Parts, embedded: bool, files: Mapping[str, str]) -> Manif
         targets=parts.plan.targets,
         nvrtc=None,
         prompt_exact={"cpu": True},
-        shape=Shape(
-            slots=facts.slots,
-            groups=facts.groups,
-            context=facts.context,
-            row_limit=ROW_LIMIT,
-            prompt_sizes=facts.prompt_sizes,
-            prompt_contexts=PROMPT_CONTEXTS,
-            max_gap_ms=parts.plan.prompt.max_gap_ms,
-            ring_entries=RING_ENTRIES,
-        ),
+        shape=facts.shape,
         table=_layout(),
         stages=tuple(_stage(s, parts.programs) for s in parts.stages),
         memory=parts.memory,

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from strata_compile.bundle.manifest import Parts, manifest_of
-from strata_runtime.bundle_format import EMBEDDED_MODEL, MANIFEST, Program
+from strata_runtime.bundle_format import DATAFLOW, EMBEDDED_MODEL, MANIFEST, Program
 from strata_runtime.errors import BundleError
 from strata_runtime.records import encode
 
@@ -52,6 +52,8 @@ def _write_files(parts: Parts, folder: Path, embed_weights: bool) -> None:
     for program in parts.programs:
         name = f"programs/{program.stage}.{program.name}.json"
         hashes[name] = _write(folder / name, _program_text(program))
+    dataflow = json.dumps(parts.dataflow.to_json())
+    hashes[DATAFLOW] = _write(folder / DATAFLOW, dataflow)
     if embed_weights:
         shutil.copyfile(parts.gguf.path, folder / EMBEDDED_MODEL)
     manifest = manifest_of(parts, embed_weights, hashes)

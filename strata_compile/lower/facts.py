@@ -8,6 +8,7 @@ from strata_compile.model.graph import ModelInfo
 from strata_compile.plan.schema import Plan
 from strata_kernels.spec import CHUNK
 from strata_kernels.table import LAYOUT, ROW_LIMIT
+from strata_runtime.bundle_format import Shape
 
 #: Prompt chunks in flight: one is written while the next stage reads the other.
 PROMPT_CONTEXTS = 2
@@ -26,6 +27,7 @@ class Facts:
     prompt_sizes: tuple[int, ...]
     vocab: int
     width: int
+    max_gap_ms: float
 
     @property
     def chunks(self) -> int:
@@ -42,6 +44,20 @@ class Facts:
         """Words of one ring entry: the largest table."""
         return LAYOUT.words(max(self.prompt_sizes[-1], ROW_LIMIT))
 
+    @property
+    def shape(self) -> Shape:
+        """What the scheduler needs to know."""
+        return Shape(
+            slots=self.slots,
+            groups=self.groups,
+            context=self.context,
+            row_limit=ROW_LIMIT,
+            prompt_sizes=self.prompt_sizes,
+            prompt_contexts=PROMPT_CONTEXTS,
+            max_gap_ms=self.max_gap_ms,
+            ring_entries=RING_ENTRIES,
+        )
+
 
 def facts_of(plan: Plan, info: ModelInfo) -> Facts:
     """The plan's counts, with the model's context where the plan names none."""
@@ -53,4 +69,5 @@ def facts_of(plan: Plan, info: ModelInfo) -> Facts:
         prompt_sizes=plan.prompt.sizes,
         vocab=info.vocab,
         width=info.width,
+        max_gap_ms=plan.prompt.max_gap_ms,
     )

@@ -1,0 +1,85 @@
+"""Drives the scheduler without a device, and records what it queues and why."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from strata_compile.dataflow.graph import Dataflow, Edge, Reason
+from strata_compile.lower.facts import RING_ENTRIES
+from strata_runtime.bundle_format import Shape
+from strata_runtime.launch import Launch
+from strata_runtime.request import LENGTH, Request
+from strata_runtime.scheduler import ChunkDone, Event, Outcome, Submitted, Verdict, step
+from strata_runtime.state import Config, State, initial_state
+
+#: Windows of each slot, so that every context is used again after a reader of its rows.
+WINDOWS = 3
+#: Prompt chunks of each slot, likewise.
+CHUNKS = 2
+
+
+@dataclass
+class _Recorder:
+    """The dataflow so far; `cause` is the launch whose completion the host acted upon."""
+
+    state: State
+    stages: int
+    dataflow: Dataflow = field(default_factory=Dataflow)
+    queues: dict[int, list[int]] = field(default_factory=dict)
+    running: deque[Launch] = field(default_factory=deque)
+
+    def step(self, event: Event, cause: Launch | None) -> None:
+        result = step(self.state, event)
+        self.state = result.state
+        for launch in result.launches:
+            self._queued(launch, cause)
+
+    def _queued(self, launch: Launch, cause: Launch | None) -> None:
+        self.dataflow.add(launch)
+        queue = self.queues.setdefault(launch.stage, [])
+        if queue:
+            self._edge(queue[-1], launch, Reason.QUEUE)
+        if len(queue) >= RING_ENTRIES:
+            self._edge(queue[-RING_ENTRIES], launch, Reason.RING_REUSE)
+        for waited in launch.waits:
+            before = waited == launch.id - 1 and launch.stage > 0
+            self._edge(waited, launch, Reason.HANDOFF if before else Reason.HANDOFF_REUSE)
+        if cause is not None:
+            verdict = cause.table.kind == "exec"
+            self._edge(cause.id, launch, Reason.VERDICT if verdict else Reason.CHUNK_DONE)
+        queue.append(launch.id)
+        if launch.stage == self.stages - 1:
+            self.running.append(launch)
+
+    def _edge(self, before: int, launch: Launch, reason: Reason) -> None:
+        self.dataflow.order(Edge(before, launch.id, reason))
+
+    def complete(self, launch: Launch) -> None:
+        """The launch has left the last stage: its verdict is one token a segment."""
+        table = launch.table
+        if table.kind == "exec":
+            outcomes = tuple(self._outcome(segment.slot) for segment in table.segments)
+            self.step(Verdict(table.context, outcomes), launch)
+        else:
+            self.step(ChunkDone(table.context, 1.0), launch)
+
+    def _outcome(self, slot: int) -> Outcome:
+        ends = self.state.slots[slot].generated + 1 == WINDOWS
+        return Outcome(slot, (0,), LENGTH if ends else None)
+
+
+def record_dataflow(shape: Shape, stages: int) -> Dataflow:
+    """What is queued while every slot reads a prompt of two chunks and draws three tokens.
+
+    Completions come in the order of the last stage's queue, the only one in which they can.
+    """
+    size = shape.prompt_sizes[0]
+    length = min(CHUNKS * size + 1, shape.context - WINDOWS)
+    recorder = _Recorder(initial_state(Config(stages, shape, chunk_rows=size)), stages)
+    for number in range(1, shape.slots + 1):
+        request = Request(number, (0,) * max(length, 1), WINDOWS)
+        recorder.step(Submitted(request), None)
+    while recorder.running:
+        recorder.complete(recorder.running.popleft())
+    return recorder.dataflow
