@@ -76,7 +76,9 @@ def uniforms(count: int, seed_low: int = 0, seed_high: int = 0) -> list[float]:
     """The numbers that decide at positions 0..count-1: keyed by the position drawn *for*."""
     low, high = np.full((2, count), 0, np.int32)
     positions = np.arange(1, count + 1, dtype=np.int32)
-    return [float(u) for u in uniform(low + np.int32(seed_low), high + np.int32(seed_high), positions)]
+    return [
+        float(u) for u in uniform(low + np.int32(seed_low), high + np.int32(seed_high), positions)
+    ]
 
 
 def plain_draw(row: Row) -> int:
@@ -94,8 +96,8 @@ def plain_draw(row: Row) -> int:
         inside = (before < f["top_p"] * total or rank == 0) and weight >= f.get("min_p", 0)
         kept.append(weight if inside else 0.0)
         before += weight
-    seeds = (np.array([int(f.get(n, 0))], np.int32) for n in ("seed_low", "seed_high"))
-    left = float(uniform(*seeds, np.array([row.position + 1], np.int32))[0]) * sum(kept)
+    low, high = (np.array([int(f.get(n, 0))], np.int32) for n in ("seed_low", "seed_high"))
+    left = float(uniform(low, high, np.array([row.position + 1], np.int32))[0]) * sum(kept)
     for token, weight in zip(order, kept, strict=True):
         left -= weight
         if left < 0:
@@ -109,7 +111,9 @@ def _penalised(row: Row, f: Mapping[str, float]) -> list[float]:
     last = int(f.get("penalty_last", 0))
     everything = [*[0] * (row.position + 1 - len(row.tokens)), *row.tokens]
     for token, count in Counter(everything[-last:] if last else []).items():
-        x[token] = x[token] / f["repeat_penalty"] if x[token] > 0 else x[token] * f["repeat_penalty"]
+        x[token] = (
+            x[token] / f["repeat_penalty"] if x[token] > 0 else x[token] * f["repeat_penalty"]
+        )
         x[token] -= count * f.get("frequency_penalty", 0) + f.get("presence_penalty", 0)
     if row.allowed is not None:
         x = [v if i in row.allowed else -math.inf for i, v in enumerate(x)]

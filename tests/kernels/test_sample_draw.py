@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -116,25 +117,48 @@ def test_neighbouring_positions_are_independent() -> None:
     assert ((pairs - 125) ** 2 / 125).sum() < 44.3
 
 
-def straddling_logits(vocab: int, rng: np.random.Generator) -> torch.Tensor:
-    """Logits whose weights add up to just 2 or just above, as the order of summation has it.
-
-    With top_p = 0.5 the second token is kept or not: a total that is not summed alike for one row
-    and for eight, or on two threads, then draws another token.
-    """
-    x = torch.from_numpy(rng.standard_normal(vocab).astype(np.float32) * 3 - 11)
-    x[:2] = torch.tensor([0.0, -0.7])
-    knobs = {2: -6.0, 3: -14.0, 4: -21.0, 5: -28.0}  # coarse to fine
-    x[list(knobs)] = torch.tensor(list(knobs.values()))
-    x[6:] += math.log((1.0 - 0.6) / float(x[6:].double().exp().sum()))
-    for token in (1, *knobs):
-        for _ in range(3):
-            left = 2.0 - float(weights_sum(x[None])[0]) + math.exp(float(x[token]))
-            x[token] = math.log(max(left, math.exp(float(x[token]) - 1)))
-    return x
-
-
-def weights_sum(x: torch.Tensor) -> torch.Tensor:
-    """The total weight of each row, summed in order of probability."""
+def weights_sum(x: torch.Tensor) -> float:
+    """The total weight of a row, summed in order of probability."""
     ordered = torch.sort(x, descending=True, stable=True).values
-    return torch.exp(ordered - ordered[:, :1]).sum(-1, dtype=torch.float64)
+    return float(torch.exp(ordered - ordered[0]).sum(dtype=torch.float64))
+
+
+def balanced_logits(vocab: int) -> list[torch.Tensor]:
+    """Two rows, one bit apart, whose weights add up to 2 and to the next number above 2.
+
+    With top_p = 0.5 the second token is kept or not, as the total is above 2 or not: so the order
+    of the sum shows in the token.
+    """
+    x = torch.from_numpy(np.random.default_rng(1).standard_normal(vocab).astype(np.float32))
+    x = x * 3 - 11
+    x[:6] = torch.tensor([0.0, -0.7, -6.0, -14.0, -21.0, -28.0])
+    x[6:] += math.log(0.45 / float(x[6:].double().exp().sum()))
+    for token in (1, 2, 3, 4, 5):  # from coarse to fine
+        for _ in range(2):
+            x[token] = math.log(math.exp(float(x[token])) + 2.0 - weights_sum(x))
+    below, above = x.clone(), x.clone()
+    below[5] -= 2.0**-8
+    above[5] += 2.0**-8
+    while not torch.equal(middle := (below + above) / 2, below) and not torch.equal(middle, above):
+        below, above = (middle, above) if weights_sum(middle) <= 2.0 else (below, middle)
+    return [below, above]
+
+
+def test_at_a_tie_of_top_p_a_draw_does_not_depend_on_rows_or_threads(
+    threads: Callable[[int], None],
+) -> None:
+    """The total of a large vocabulary is summed alike in every launch."""
+    vocab, fields = 40_000, {"temperature": 1.0, "top_p": 0.5}
+    position = next(i for i, u in enumerate(uniforms(100)) if u > 0.9)
+    tied = balanced_logits(vocab)
+    assert [weights_sum(x) > 2.0 for x in tied] == [False, True]
+    found = []
+    for rows, count in ((1, 1), (1, 2), (8, 1), (8, 2)):
+        threads(count)
+        table = make_table(rows, [Segment(0, position, (1,) * rows, fields=fields)])
+        for x in tied:
+            values = {"logits": x.expand(8, vocab), "bias": x[None]}
+            values["mask"] = torch.zeros(1, -(-vocab // 32), dtype=torch.int32)
+            case = bind(sample.SPEC, sample.Params(rows, vocab, 2), table, values).run()
+            found.append(int(case["draws"][0]))
+    assert found == found[:2] * 4
