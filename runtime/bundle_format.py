@@ -5,9 +5,13 @@ The runtime owns the format, since it is the side that must stay thin; the compi
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from strata_runtime.records import encode
 
 #: Raised whenever a reader of the previous format would misread a bundle.
 FORMAT_VERSION = 1
@@ -161,7 +165,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The manifest; `files` maps every other file of the bundle to its SHA-256."""
+    """The manifest; `files` maps every other file of the bundle to its SHA-256.
+
+    `digest` is the SHA-256 of the manifest itself, written with an empty digest.
+    """
 
     format: int
     compiler: str
@@ -175,3 +182,12 @@ class Manifest:
     stages: tuple[StageRecord, ...]
     memory: Mapping[str, MemoryPlan]
     files: Mapping[str, str]
+    digest: str = ""
+
+    def text(self) -> str:
+        """The manifest as it is written."""
+        return json.dumps(encode(self), indent=1)
+
+    def own_digest(self) -> str:
+        """What `digest` must be."""
+        return hashlib.sha256(replace(self, digest="").text().encode()).hexdigest()

@@ -55,7 +55,10 @@ def _manifest(folder: Path) -> Manifest:
         raise BundleError(
             f"{where}: format {version!r}, this version reads {FORMAT_VERSION}; compile again"
         )
-    return decode(Manifest, value, where)
+    manifest = decode(Manifest, value, where)
+    if manifest.digest != manifest.own_digest():
+        raise BundleError(f"{where}: has changed since it was written; compile again")
+    return manifest
 
 
 def _program(path: Path, data: bytes) -> Program:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from strata_runtime.bundle_load import Bundle, load_bundle, open_weights
 from strata_runtime.chat import ChatTemplate, encode_chat
-from strata_runtime.command import positive_int, run_command
+from strata_runtime.command import Parser, positive_int, run_command
 from strata_runtime.errors import OptionError, RequestError
 from strata_runtime.gguf_file import GgufFile
 from strata_runtime.launch import Sampling
@@ -31,9 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(NAME, lambda: _run(args))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     defaults = Sampling()
-    parser = argparse.ArgumentParser(NAME, description="Runs one prompt through a bundle.")
+    parser = Parser(NAME, description="Runs one prompt through a bundle.")
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder from strata-compile")
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="text to go on from, as it is")

@@ -6,11 +6,20 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from strata_runtime.errors import StrataError
 
 #: Exit codes: bad input, and a user's interrupt.
 BAD_INPUT, INTERRUPTED = 2, 130
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, as all errors are."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the command."""
+        self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def run_command(name: str, body: Callable[[], int]) -> int:

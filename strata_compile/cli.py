@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strata_compile import __version__
-from strata_runtime.command import run_command
+from strata_runtime.command import Parser, run_command
 
 NAME = "strata-compile"
 
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     from strata_compile.pipeline import PASSES
 
-    parser = argparse.ArgumentParser(NAME, description="Compiles a plan into a bundle.")
+    parser = Parser(NAME, description="Compiles a plan into a bundle.")
     parser.add_argument("plan", type=Path, metavar="PLAN", help="a plan.yaml")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="BUNDLE")
     parser.add_argument("--until", choices=PASSES, metavar="PASS", help=", ".join(PASSES))

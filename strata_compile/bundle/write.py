@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -57,7 +58,8 @@ def _write_files(parts: Parts, folder: Path, embed_weights: bool) -> None:
     if embed_weights:
         shutil.copyfile(parts.gguf.path, folder / EMBEDDED_MODEL)
     manifest = manifest_of(parts, embed_weights, hashes)
-    _write(folder / MANIFEST, json.dumps(encode(manifest), indent=1))
+    signed = dataclasses.replace(manifest, digest=manifest.own_digest())
+    _write(folder / MANIFEST, signed.text())
 
 
 def _program_text(program: Program) -> str:

@@ -25,7 +25,7 @@ from strata_compile.debug.describe import (
 )
 from strata_compile.debug.dot import call_graph, to_dot, widest_exec
 from strata_runtime.bundle_load import Bundle, load_bundle
-from strata_runtime.command import run_command
+from strata_runtime.command import Parser, run_command
 from strata_runtime.errors import OptionError
 from strata_runtime.records import encode
 
@@ -41,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(NAME, lambda: _inspect(options))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(NAME, description=__doc__)
+def _parser() -> Parser:
+    parser = Parser(NAME, description=__doc__)
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="the bundle's folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.add_argument(
