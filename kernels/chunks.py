@@ -55,9 +55,11 @@ class Group:
     `rows` (blocks · 8,) are row indices, a block's first row again where it has no more. Per pair:
     `block`, `slot`, `chunk`. `lanes` is the most rows that a block has; `hidden` (pairs, 1, lanes,
     1, 64) marks cells that a row must not see; `tails` lists (pair, first cell that no row of the
-    block may see). Per result, a row in a chunk: `pair` and `lane` where it is computed, `row`
-    where it goes, or `local` = 8 · block + lane. Per row of the group: `live_rows`, `live_local`,
-    and `live_chunks` that it reads.
+    block may see), and `mixed` the pairs whose rows do not all see the same cells.
+
+    Per result, a row in a chunk: `pair` and `lane` where it is computed, `row` where it goes, or
+    `local` = 8 · block + lane. Per row of the group: `live_rows`, `live_local`, and `live_chunks`
+    that it reads.
     """
 
     rows: torch.Tensor
@@ -68,6 +70,7 @@ class Group:
     most: int
     hidden: torch.Tensor
     tails: tuple[tuple[int, int], ...]
+    mixed: tuple[int, ...]
     pair: torch.Tensor
     lane: torch.Tensor
     row: torch.Tensor
@@ -117,6 +120,9 @@ def _group(blocks: list[npt.NDArray[np.int64]], slot: Ints, position: Ints) -> G
     for i, b in enumerate(blocks):
         where[i, : len(b)] = position[b]
     cell = chunk[:, None] * CHUNK + np.arange(CHUNK)
+    hidden = cell[:, None, :] > where[block][:, :, None]
+    seen_by_all = ~hidden | (where[block] < 0)[:, :, None]
+    mixed = np.flatnonzero((hidden.all(1) != ~seen_by_all.all(1)).any(1))
     pair, lane = np.nonzero(where[block] >= 0)
     rows = np.array([[*b, *[b[0]] * (ROW_LIMIT - len(b))] for b in blocks])
     live_block, live_lane = np.nonzero(where >= 0)
@@ -129,8 +135,9 @@ def _group(blocks: list[npt.NDArray[np.int64]], slot: Ints, position: Ints) -> G
         chunk=tensor(chunk),
         lanes=lanes,
         most=int(counts.max()),
-        hidden=tensor(cell[:, None, None, None, :] > where[block][:, None, :, None, None]),
+        hidden=tensor(hidden[:, None, :, None, :]),
         tails=tuple((int(e), int(p) % CHUNK + 1) for e, p in zip(ends, last, strict=True)),
+        mixed=tuple(mixed.tolist()),
         pair=tensor(pair),
         lane=tensor(lane),
         row=tensor(rows[block[pair], lane]),
@@ -184,8 +191,28 @@ def _weighted(h: Heads, weights: torch.Tensor, v: torch.Tensor, group: Group) ->
         rows = weights.new_zeros(*weights.shape[:2], ROW_LIMIT, h.group, CHUNK)
         rows[:, :, : group.lanes] = weights
         weights = rows
-    a = torch.bmm(weights.view(-1, ROW_LIMIT * h.group, CHUNK), v.flatten(0, 1))
-    return a.view(-1, h.kv_heads, ROW_LIMIT, h.group, h.head_dim)[:, :, : group.lanes]
+    weights = weights.view(-1, h.kv_heads, ROW_LIMIT * h.group, CHUNK)
+    a = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1))
+    a = a.view(-1, h.kv_heads, ROW_LIMIT, h.group, h.head_dim)[:, :, : group.lanes]
+    for pair in group.mixed:
+        if not torch.isfinite(v[pair]).all():
+            a[pair] = _each_row_apart(h, weights[pair], v[pair], group.hidden[pair, 0, :, 0])
+    return a
+
+
+def _each_row_apart(
+    h: Heads, weights: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor
+) -> torch.Tensor:
+    """One pair's (kv_heads, lanes, group, head_dim), every row with its own cells only.
+
+    A later row of the window may have stored a value that is not finite; 0 · inf would be NaN.
+    The products have the shape that they always have, so that finite rows keep their bits.
+    """
+    lanes = []
+    for lane, unseen in enumerate(hidden):
+        a = torch.bmm(weights, v.masked_fill(unseen[:, None], 0.0))
+        lanes.append(a.view(h.kv_heads, ROW_LIMIT, h.group, h.head_dim)[:, lane])
+    return torch.stack(lanes, 1)
 
 
 def merge(h: Heads, parts: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:

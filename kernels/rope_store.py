@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from strata_kernels.arithmetic import live_rows, pick, view
+from strata_kernels.arithmetic import live_rows, pick, put_rows, view
 from strata_kernels.lazy import torch
 from strata_kernels.spec import (
     CHUNK,
@@ -19,7 +17,6 @@ from strata_kernels.spec import (
     table_arg,
     write,
 )
-from strata_kernels.table import Ints
 
 
 @dataclass(frozen=True)
@@ -60,32 +57,24 @@ def reference(p: Params, bound: Bound) -> None:
     table = view(bound, p.rows)
     slots, positions = table.row("slot"), table.row("position")
     rows = live_rows(slots)
-    turn = bound["rotation"][_positions(p, positions)]
-    out = bound["out"].view(-1, p.heads, p.head_dim)
-    _rotate(p, bound["q"].view_as(out), turn, out)
-    k = bound["k"].view(-1, p.kv_heads, p.head_dim)
-    turned = _rotate(p, k, turn, torch.empty_like(k))
     slot, position = pick(slots, rows), pick(positions, rows)
+    turn = bound["rotation"][position]
+    q = bound["q"].view(-1, p.heads, p.head_dim)
+    k = bound["k"].view(-1, p.kv_heads, p.head_dim)
+    put_rows(bound["out"].view_as(q), rows, _rotate(p, q[rows], turn))
     where = (slot, position // CHUNK, slice(None), position % CHUNK)
-    v = bound["v"].view_as(k)
-    bound["k_cells"][where] = turned[rows].to(bound["k_cells"].dtype)
-    bound["v_cells"][where] = v[rows].to(bound["v_cells"].dtype)
+    bound["k_cells"][where] = _rotate(p, k[rows], turn).to(bound["k_cells"].dtype)
+    bound["v_cells"][where] = bound["v"].view_as(k)[rows].to(bound["v_cells"].dtype)
 
 
-def _positions(p: Params, positions: Ints) -> torch.Tensor:
-    """Every padded row's position, 0 for inert rows: their zeros stay zeros."""
-    out = np.zeros(padded(p.rows), np.int64)
-    np.maximum(positions, 0, out=out[: p.rows], casting="unsafe")
-    return torch.from_numpy(out)
-
-
-def _rotate(p: Params, x: torch.Tensor, turn: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """out = x (rows, heads, head_dim) with its first dimensions turned by (rows, pairs, 2)."""
+def _rotate(p: Params, x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """x (rows, heads, head_dim) with its first dimensions turned by (rows, pairs, 2)."""
     cos, sin = turn[:, None, :, 0], turn[:, None, :, 1]
     if p.interleaved:
         a, b = slice(0, p.rotated, 2), slice(1, p.rotated, 2)
     else:
         a, b = slice(0, p.rotated // 2), slice(p.rotated // 2, p.rotated)
+    out = torch.empty_like(x)
     out[..., p.rotated :] = x[..., p.rotated :]
     torch.sub(x[..., a] * cos, x[..., b] * sin, out=out[..., a])
     torch.add(x[..., a] * sin, x[..., b] * cos, out=out[..., b])

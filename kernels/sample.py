@@ -121,18 +121,18 @@ def _draw(
 ) -> torch.Tensor:
     """One token for each row; logits (rows, vocab), temperature (rows,) > 0.
 
-    Sums are taken in float64 in order of probability, so that they do not depend on a split.
+    Sums run in float64 in order of probability; `sum` would split a single row over threads.
     """
-    scaled, ids = torch.sort(logits / temperature[:, None], stable=True, descending=True)
-    p = torch.exp(scaled - scaled[:, :1])
+    ordered, ids = torch.sort(logits, stable=True, descending=True)
+    p = torch.exp((ordered - ordered[:, :1]) / temperature[:, None])
     top_k, top_p, min_p = (
         torch.from_numpy(np.ascontiguousarray(x[rows]))[:, None]
         for x in (table.row("top_k"), table.row_float("top_p"), table.row_float("min_p"))
     )
     rank = torch.arange(p.shape[1])
     p = torch.where((top_k <= 0) | (rank < top_k), p, 0.0)
-    before = torch.cumsum(p, -1, dtype=torch.float64) - p
-    kept = (before < top_p.double() * p.sum(-1, keepdim=True, dtype=torch.float64)) | (rank == 0)
+    running = torch.cumsum(p, -1, dtype=torch.float64)
+    kept = (running - p < top_p.double() * running[:, -1:]) | (rank == 0)
     kept &= p >= min_p
     cumulative = torch.cumsum(torch.where(kept, p, 0.0), -1, dtype=torch.float64)
     fields = (table.row(f)[rows] for f in ("seed_low", "seed_high", "position"))

@@ -11,11 +11,11 @@ import torch
 from kernel_case import bind, bits, make_table
 from kernel_examples import ALL, IDS
 from row_company import case_of, row_bytes
-from strata_kernels import linear, rmsnorm
+from strata_kernels import linear, rmsnorm, swiglu
 from strata_kernels.spec import Region
 
 WINDOWS = [(rows, place) for rows in (1, 2, 3, 5, 8) for place in range(rows)]
-PROMPTS = [(32, 0), (32, 13), (128, 7), (128, 126)]
+PROMPTS = [(32, 0), (32, 13), (128, 7), (128, 127)]
 LENGTHS = (1, 63, 64, 65, 200)
 
 #: take_table has no rows, and a verdict is of segments: test_verdict.py has its company.
@@ -75,6 +75,22 @@ def test_the_method_sees_a_difference() -> None:
     assert row_bytes(changed, 3, 65) != wanted
     assert row_bytes(case_of(name, params, 5, 3, 64, seed=2), 3, 64) != wanted
     assert case.args["q"].reads is Region.WHOLE
+
+
+@pytest.mark.parametrize("rows", [8, 40])
+def test_every_width(rows: int) -> None:
+    """Equal rows give equal rows, the last one too: vector loops end somewhere in it."""
+    for width in range(17, 82):
+        for spec, params in (
+            (rmsnorm.SPEC, rmsnorm.Params(rows, width, 1e-5)),
+            (swiglu.SPEC, swiglu.Params(rows, width)),
+            (linear.SPEC, linear.Params(rows, width, 98 - width, "f32")),
+        ):
+            case = bind(spec, params, make_table(rows, []), seed=width)
+            for name in ("x", "gate", "up"):
+                if name in case.tensors:
+                    case[name][1:] = case[name][0]
+            assert len({bits(row) for row in case.run()["out"]}) == 1
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -12,6 +12,7 @@ import torch
 from draw_cases import HISTORY, Row, draw, draw_many, plain_draw, uniforms
 from kernel_case import Segment, bind, make_table
 from strata_kernels import sample
+from strata_kernels.philox import uniform
 
 
 def test_equal_probabilities_are_drawn_in_order_of_id() -> None:
@@ -24,6 +25,19 @@ def test_the_order_is_of_probability() -> None:
     logits = [0.0, math.log(2), 0.0, math.log(4)]
     wanted = [3 if u < 0.5 else 1 if u < 0.75 else 0 if u < 0.875 else 2 for u in uniforms(500)]
     assert draw_many(logits, 500, temperature=1.0) == wanted
+
+
+@pytest.mark.parametrize(
+    ("seed", "position", "number"), [(2, 7487565, 0.0), (0, 630968, 0.25), (1, 241083, 0.5)]
+)
+def test_a_number_on_a_border_belongs_to_the_next_token(
+    seed: int, position: int, number: float
+) -> None:
+    """Token i of four has [i/4, (i + 1)/4); positions were searched for."""
+    low, zero = np.array([seed], np.int32), np.zeros(1, np.int32)
+    assert uniform(low, zero, np.array([position], np.int32))[0] == number
+    fields = {"temperature": 1.0, "seed_low": seed}
+    assert draw(Row([0.0] * 4, fields, position - 1)) == [int(4 * number)]
 
 
 def test_filters_renormalise() -> None:

@@ -9,11 +9,16 @@ from kernel_case import GARBAGE, Segment, make_table, row_start
 from strata_kernels.spec import padded, table_arg
 from strata_kernels.table import FLOAT_FIELDS, LAYOUT, ROW_LIMIT, Kind, TableView
 
+#: Words of the header, of one segment, of one row.
+HEADER, SEGMENT, ROW = (len(part) for part in (LAYOUT.header, LAYOUT.segment, LAYOUT.row))
+
 
 def test_offsets_follow_the_names() -> None:
-    assert (len(LAYOUT.header), len(LAYOUT.segment), len(LAYOUT.row)) == (8, 6, 22)
-    assert LAYOUT.rows_start == 8 + 8 * 6 == 56
-    assert [LAYOUT.words(n) for n in (0, 1, 8, 128)] == [56, 78, 232, 2872]
+    """A header, room for the most segments, then the rows: nothing between, nothing behind."""
+    assert LAYOUT.rows_start == HEADER + ROW_LIMIT * SEGMENT
+    assert [LAYOUT.words(n) - LAYOUT.rows_start for n in (0, 1, 8, 128)] == [
+        0, ROW, 8 * ROW, 128 * ROW,
+    ]  # fmt: skip
 
 
 def test_names_are_unique_and_floats_are_row_fields() -> None:
@@ -37,9 +42,9 @@ def test_every_word_has_one_name() -> None:
     for i, name in enumerate(LAYOUT.header):
         assert view.header(name) == words[i]
     for i, name in enumerate(LAYOUT.segment):
-        assert view.segment(name).tolist() == [8 + 6 * s + i for s in range(3)]
+        assert view.segment(name).tolist() == [HEADER + SEGMENT * s + i for s in range(3)]
     for i, name in enumerate(LAYOUT.row):
-        assert view.row(name).tolist() == [56 + 22 * r + i for r in range(rows)]
+        assert view.row(name).tolist() == [row_start(r) + i for r in range(rows)]
 
 
 def test_a_view_shares_the_words() -> None:
