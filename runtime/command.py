@@ -30,7 +30,7 @@ def run_command(name: str, body: Callable[[], int]) -> int:
     try:
         return body()
     except StrataError as error:
-        message = " ".join(str(error).split("\n"))
+        message = "".join(c if c.isprintable() else "?" for c in str(error))
         sys.stderr.write(f"{name}: {message}\n")
         return BAD_INPUT
     except KeyboardInterrupt:

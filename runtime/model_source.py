@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os.path
 from pathlib import Path
 
 from strata_runtime.errors import ModelError
@@ -17,13 +18,16 @@ def find_model(reference: str, folder: Path, cache: Path) -> Path:
     where it was looked for.
     """
     if not reference.startswith(_PACKAGE):
-        return folder / Path(reference).expanduser()
+        try:
+            return folder / Path(reference).expanduser()
+        except RuntimeError as error:  # ~name of a user who is not there
+            raise ModelError(f"model {reference!r}: {error}") from error
     name, _, file = reference.removeprefix(_PACKAGE).partition("/")
     if not name.isidentifier() or not file or ".." in Path(file).parts:
         raise ModelError(f"model {reference!r}: write package:NAME/FILE")
     places = [*_package_folders(name), cache / "models" / name]
     for place in places:
-        if (place / file).is_file():
+        if os.path.isfile(place / file):  # False for every OSError
             return place / file
     looked = ", ".join(str(p) for p in places)
     raise ModelError(f"model {reference!r}: not in {looked}; `make model` fetches the example's")

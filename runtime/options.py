@@ -42,6 +42,6 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 def _threads(text: str | None) -> int | None:
     if not text:
         return None
-    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+    if not text.isdecimal() or len(text) > 4 or not 1 <= int(text) <= 1024:
         raise OptionError(f"STRATA_THREADS: {text!r} is not a number from 1 to 1024")
     return int(text)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
+from strata_runtime.errors import OptionError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -53,9 +55,9 @@ class PassRunner:
         """Run a pass and check its result; Stopped after the pass that `until` names."""
         start = time.perf_counter()
         result = fn(*args, **kwargs)
+        self._write(name, result)  # first: what is not legal is what one wants to see
         if isinstance(result, Verified):
             result.verify()
-        self._write(name, result)
         self.seconds[name] = time.perf_counter() - start
         self.report(name, self.seconds[name])
         if name == self.until:
@@ -65,9 +67,13 @@ class PassRunner:
     def _write(self, name: str, result: object) -> None:
         if self.dump is None:
             return
-        self.dump.mkdir(parents=True, exist_ok=True)
         stem = f"{(len(self.seconds) + 1) * 10:02d}_{name}"
-        if isinstance(result, Described):
-            (self.dump / f"{stem}.txt").write_text(result.describe() + "\n")
-        if isinstance(result, Drawn):
-            (self.dump / f"{stem}.dot").write_text(result.dot())
+        try:
+            self.dump.mkdir(parents=True, exist_ok=True)
+            if isinstance(result, Described):
+                text = result.describe() + "\n"
+                (self.dump / f"{stem}.txt").write_text(text, encoding="utf-8")
+            if isinstance(result, Drawn):
+                (self.dump / f"{stem}.dot").write_text(result.dot(), encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"dumps: {self.dump}: {error.strerror}") from error

@@ -21,15 +21,16 @@ def write_bundle(parts: Parts, target: Path, embed_weights: bool) -> Path:
 
     BundleError where the place cannot be written. Returns `target`.
     """
-    _check_target(target)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        place = target.resolve()  # a link stays a link, and "." gets its name
+        _check_target(place)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     except OSError as error:
         raise BundleError(f"{target}: cannot be written: {error.strerror}") from error
     try:
         _write_files(parts, folder, embed_weights)
-        _put_in_place(folder, target)
+        _put_in_place(folder, place)
     except OSError as error:
         raise BundleError(f"{target}: cannot be written: {error.strerror}") from error
     finally:
@@ -81,12 +82,12 @@ def _write(path: Path, text: str) -> str:
 
 def _put_in_place(folder: Path, target: Path) -> None:
     """Rename the folder; a bundle that was there goes only when the new one stands."""
-    old = folder.with_suffix(".old")
+    old = folder.with_name(f"{folder.name}.old")  # unique: nothing of a killed compile is there
     if target.exists():
         target.rename(old)
     try:
         folder.rename(target)
-    except OSError:
+    except BaseException:  # an interrupt too
         if old.exists():
             old.rename(target)
         raise

@@ -6,7 +6,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from strata_compile.dataflow.graph import Dataflow, Edge, Reason
-from strata_compile.lower.facts import RING_ENTRIES
 from strata_runtime.bundle_format import Shape
 from strata_runtime.launch import Launch
 from strata_runtime.request import LENGTH, Request
@@ -15,7 +14,7 @@ from strata_runtime.state import Config, State, initial_state
 
 #: Windows of each slot, so that every context is used again after a reader of its rows.
 WINDOWS = 3
-#: Prompt chunks of each slot, likewise.
+#: Prompt chunks of a slot that reads a prompt, likewise.
 CHUNKS = 2
 
 
@@ -40,8 +39,9 @@ class _Recorder:
         queue = self.queues.setdefault(launch.stage, [])
         if queue:
             self._edge(queue[-1], launch, Reason.QUEUE)
-        if len(queue) >= RING_ENTRIES:
-            self._edge(queue[-RING_ENTRIES], launch, Reason.RING_REUSE)
+        entries = self.state.config.shape.ring_entries
+        if len(queue) >= entries:
+            self._edge(queue[-entries], launch, Reason.RING_REUSE)
         for waited in launch.waits:
             before = waited == launch.id - 1 and launch.stage > 0
             self._edge(waited, launch, Reason.HANDOFF if before else Reason.HANDOFF_REUSE)
@@ -70,15 +70,17 @@ class _Recorder:
 
 
 def record_dataflow(shape: Shape, stages: int) -> Dataflow:
-    """What is queued while every slot reads a prompt of two chunks and draws three tokens.
+    """What is queued while every slot draws three tokens, and some read prompts of two chunks.
 
+    One slot more than there are prompt contexts reads, so that each of them is used again.
     Completions come in the order of the last stage's queue, the only one in which they can.
     """
     size = shape.prompt_sizes[0]
     length = min(CHUNKS * size + 1, shape.context - WINDOWS)
     recorder = _Recorder(initial_state(Config(stages, shape, chunk_rows=size)), stages)
     for number in range(1, shape.slots + 1):
-        request = Request(number, (0,) * max(length, 1), WINDOWS)
+        reads = number <= shape.prompt_contexts + 1
+        request = Request(number, (0,) * (max(length, 1) if reads else 1), WINDOWS)
         recorder.step(Submitted(request), None)
     while recorder.running:
         recorder.complete(recorder.running.popleft())

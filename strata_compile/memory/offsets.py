@@ -66,10 +66,12 @@ def stack(sizes: Mapping[str, int]) -> Layout:
 
 def verify_layout(layout: Layout, lifetimes: Mapping[str, Lifetime]) -> None:
     """AssertionError with both names where two ranges overlap in space and time."""
+    assert layout.offsets.keys() == lifetimes.keys(), layout.offsets.keys() ^ lifetimes.keys()
     names = sorted(layout.offsets, key=lambda n: layout.offsets[n])
     for i, a in enumerate(names):
         end = layout.offsets[a] + lifetimes[a].bytes
-        assert layout.offsets[a] % ALIGNMENT == 0 and end <= layout.bytes, a
+        assert layout.offsets[a] >= 0 and layout.offsets[a] % ALIGNMENT == 0, a
+        assert end <= layout.bytes, a
         for b in names[i + 1 :]:
             if layout.offsets[b] >= end:
                 break

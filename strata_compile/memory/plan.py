@@ -30,6 +30,8 @@ class PlannedMemory:
         """No two live values and no two buffers overlap; every buffer is inside its arena."""
         for program in self.programs.programs:
             verify_layout(self.scratch[program.name], scratch_lifetimes(program))
+            room = self.plan.buffers[f"{program.stage}/scratch"].bytes
+            assert self.scratch[program.name].bytes <= room, f"{program.name} leaves its scratch"
         ends: dict[str, int] = {}
         for name, b in sorted(self.plan.buffers.items(), key=lambda i: (i[1].arena, i[1].offset)):
             assert b.offset >= ends.get(b.arena, 0), f"{name} overlaps the buffer before it"
@@ -120,9 +122,11 @@ def _check_budgets(plan: MemoryPlan, stages: tuple[Stage, ...]) -> None:
                 for role in ROLES
                 if role not in HOST_ROLES
             )
+            on = f" on {stage.device}" if stage.device else ""
             raise MemoryPlanError(
-                f"stage {stage.index} (layers {stage.first}-{stage.last}) is {-(-short >> 20)} MiB "
-                f"short: {parts}; give it fewer layers, fewer slots or a shorter context",
+                f"stage {stage.index} (layers {stage.first}-{stage.last}){on} is "
+                f"{-(-short >> 20)} MiB short: {parts}; give it fewer layers, fewer slots or a "
+                "shorter context",
                 device=stage.device or "",
                 short_bytes=short,
             )

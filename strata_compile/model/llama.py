@@ -121,7 +121,7 @@ def _attention(reader: TensorReader, info: ModelInfo) -> Attention:
 
 def _rope(reader: TensorReader, dims: int) -> Rope:
     """Plain or linearly scaled positions; llama 3's own scaling comes as `rope_freqs.weight`."""
-    kind = reader.text("rope.scaling.type", "none")
+    kind = reader.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear"):
         raise reader.error(f"rope scaling {kind!r} is not supported (none, linear)")
     scale = 1.0 / reader.number("rope.scaling.factor", 1.0) if kind == "linear" else 1.0

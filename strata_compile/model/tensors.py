@@ -7,6 +7,7 @@ import difflib
 from strata_compile.model.ops import Tensor
 from strata_runtime.errors import ModelError
 from strata_runtime.gguf_file import GgufFile
+from strata_runtime.gguf_header import shown
 
 #: Metadata of an architecture whose meaning is arithmetic begins or ends like this.
 _ARITHMETIC = ("attention.", "rope.", "expert", "nextn", "ssm.", "pooling")
@@ -39,8 +40,8 @@ class TensorReader:
         """A whole number of at least 1."""
         name = f"{self._architecture}.{key}"
         value = self._gguf.get_int(name) if default is None else self._gguf.get_int(name, default)
-        if not 1 <= value <= 1 << 31:
-            raise self.error(f"{name} is {value}, expected 1 or more")
+        if not 1 <= value < 1 << 31:
+            raise self.error(f"{name} is {value}, expected 1 or more, below 2^31")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -65,7 +66,7 @@ class TensorReader:
         info = self._gguf.tensors.get(name)
         if info is None:
             close = difflib.get_close_matches(name, self._gguf.tensors, 1)
-            hint = f"; the nearest is {close[0]}" if close else ""
+            hint = f"; the nearest is {shown(close[0])}" if close else ""
             raise self.error(f"tensor {name} is missing{hint}")
         fits = len(shape) == len(info.shape) and all(
             want is None or want == have for want, have in zip(shape, info.shape, strict=True)
@@ -86,11 +87,12 @@ class TensorReader:
             if key == name or name in known:
                 continue
             if name.startswith(_ARITHMETIC) or any(part in name for part in _ARITHMETIC_PARTS):
-                raise self.error(f"{key} is set, which {self._architecture} here does not support")
+                known_here = f"which {self._architecture} here does not support"
+                raise self.error(f"{shown(key)} is set, {known_here}")
 
     def refuse_unread(self) -> None:
         """ModelError for a tensor that the architecture does not know: it would be ignored."""
         unread = sorted(self._gguf.tensors.keys() - self._read)
         if unread:
             more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
-            raise self.error(f"tensor {unread[0]}{more} is unknown to {self._architecture}")
+            raise self.error(f"tensor {shown(unread[0])}{more} is unknown to {self._architecture}")

@@ -25,12 +25,12 @@ def _widths_fit(node: Node, widths: list[int]) -> bool:
     """Do an operator's own width and those of its inputs agree with its payload?"""
     match node.op:
         case Embed(weight):
-            return widths == [] and weight.shape[1] == node.width
+            return widths == [] and weight.shape[1:] == (node.width,)
         case RmsNorm(weight, _):
             return widths == [node.width] and weight.shape == (node.width,)
         case Linear(weight, bias):
-            fits = weight.shape == (node.width, widths[0]) and widths[1:] in ([], [node.width])
-            return fits and (bias is None or bias.shape == (node.width,))
+            fits = weight.shape == (node.width, *widths[:1]) and widths[1:] in ([], [node.width])
+            return bool(widths) and fits and (bias is None or bias.shape == (node.width,))
         case Attention(heads, kv_heads, head_dim, rope):
             q, kv = heads * head_dim, kv_heads * head_dim
             whole = heads % kv_heads == 0 and rope.dims % 2 == 0 and rope.dims <= head_dim

@@ -18,6 +18,8 @@ def check_against_model(plan: Plan, *, layer_count: int, context_length: int) ->
         raise plan.error("stages", message)
     if plan.stages.listed:
         _check_layers(plan, layer_count)
+    if plan.context is None and context_length < 2:
+        raise plan.error("context", f"the model's {context_length} token cannot be decoded")
     if plan.context is not None and plan.context > context_length:
         message = f"{plan.context} tokens are beyond the model's {context_length}"
         raise plan.error("context", message)

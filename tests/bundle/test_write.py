@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 import pytest
 
 from compile_case import Passes, compile_case, contents, run_passes, write_case
-from strata_compile.bundle import write
 from strata_compile.bundle.write import write_bundle
 from strata_runtime.bundle_format import EMBEDDED_MODEL, MANIFEST
 from strata_runtime.bundle_load import load_bundle, open_weights
@@ -195,11 +195,11 @@ def cannot_be_made(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
     def refuse(**place: object) -> str:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(write.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
 
 
 DENIED = OSError(errno.EACCES, "Permission denied")
-TEMPORARY = r"\.bundle\.(?!old$).*"
+TEMPORARY = r"\.bundle\.(?!.*old$).*"
 FAULTS: dict[str, tuple[Fault, str]] = {
     "first file": (disk_is_full(0.0), "No space left on device"),
     "half": (disk_is_full(0.5), "No space left on device"),

@@ -59,7 +59,7 @@ def test_reasons_are_those_of_the_runtime() -> None:
     """Two stages, two windows in flight: all reasons but the ring's occur; the ring's on demand."""
     found = {e.reason for e in record_dataflow(shape_of(4, 2), 2).edges()}
     assert found == set(Reason) - {Reason.RING_REUSE}
-    long = record_dataflow(shape_of(16, 2), 2)
+    long = record_dataflow(shape_of(16, 2, ring=8), 2)
     assert Reason.RING_REUSE in {e.reason for e in long.edges()}
 
 

@@ -1,8 +1,10 @@
 """strata-inspect: its numbers against sums by hand, its graph, its output, its errors."""
 
+import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,7 +26,7 @@ from strata_compile.pipeline import CompileOptions, compile_plan
 from strata_kernels.regions import touched
 from strata_kernels.spec import CHUNK, Region
 from strata_kernels.table import LAYOUT, TableView
-from strata_runtime.bundle_format import Argument
+from strata_runtime.bundle_format import Argument, Manifest
 from strata_runtime.bundle_load import load_bundle
 from strata_runtime.errors import BundleError
 from strata_runtime.records import decode
@@ -40,8 +42,6 @@ HEAD = VOCAB * EMBEDDING + EMBEDDING  # with its norm
 CONTEXT = 200
 GIVEN = ["--bandwidth", "10"]
 COMMAND = [sys.executable, "-c", "from strata_compile.debug.cli import main; exit(main())"]
-
-Change = Callable[[Any], object]
 
 
 def compile_tiny(folder: Path, plan: str = "", *, tied: bool = True) -> Path:
@@ -289,15 +289,15 @@ def test_default_context_is_the_bundles_but_at_most_1024(
     assert inspect(capsys, long)[0].context == 1024
 
 
-def edited(bundle: Path, folder: Path, change: Change) -> Path:
-    """A copy of a bundle whose manifest has been changed."""
+def edited(bundle: Path, folder: Path, change: Callable[[Any], object]) -> Path:
+    """A copy of a bundle whose manifest has been changed, and signed anew."""
     copy = folder / "edited"
-    (copy / "programs").mkdir(parents=True)
-    for file in (bundle / "programs").iterdir():
-        (copy / "programs" / file.name).write_bytes(file.read_bytes())
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    change(manifest)
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    shutil.copytree(bundle, copy)
+    value = json.loads((bundle / "manifest.json").read_text())
+    change(value)
+    manifest = decode(Manifest, value, "manifest")
+    signed = dataclasses.replace(manifest, digest=manifest.own_digest())
+    (copy / "manifest.json").write_text(signed.text())
     return copy
 
 

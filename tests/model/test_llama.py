@@ -219,7 +219,7 @@ UNFIT = {
     "no layers": key("block_count", 0, r"llama\.block_count is 0, expected 1 or more"),
     "negative layers": key("block_count", -1, r"llama\.block_count is -1, expected 1 or more"),
     "too many layers": key("block_count", (1 << 32) - 1, r"block_count is 4294967295"),
-    "absurd layers": key("block_count", 1 << 31, r"blk\.2\.attn_norm\.weight'? is missing"),
+    "absurd layers": key("block_count", (1 << 31) - 1, r"blk\.2\.attn_norm\.weight'? is missing"),
     "absurd width": key("embedding_length", 1 << 30, r"133 × 48, expected any × 1073741824"),
     "absurd heads": key(HEAD_COUNT, 1 << 30, r"1073741824 heads"),
     "absurd key length": key("attention.key_length", 1 << 30, r"different|expected"),
