@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
 import torch
 
 from strata_runtime.bundle_format import Argument, Buffer, MemoryPlan, Rotation
-from strata_runtime.errors import DeviceError
+from strata_runtime.errors import BundleError, DeviceError
 from strata_runtime.gguf_file import GgufFile
 
 #: Buffers start at multiples of this many bytes.
@@ -37,11 +38,17 @@ class Arenas:
         return self._view(b.arena, b.offset, b.dtype, b.shape)
 
     def argument(self, argument: Argument) -> torch.Tensor:
-        """The part of a buffer that a kernel call is bound to; shares the arena's memory."""
-        b = self._plan.buffers[argument.buffer]
-        view = self._view(b.arena, b.offset + argument.offset, argument.dtype, argument.shape)
-        assert argument.offset + view.nbytes <= b.bytes, argument
-        return view
+        """The part of a buffer that a kernel call is bound to; shares the arena's memory.
+
+        BundleError where there is no such part.
+        """
+        b, item = self._plan.buffers.get(argument.buffer), DTYPES.get(argument.dtype)
+        if b is None or item is None:
+            raise BundleError(f"no buffer {argument.buffer!r} of type {argument.dtype!r}")
+        end = argument.offset + math.prod(argument.shape) * item.itemsize
+        if argument.offset % item.itemsize or not 0 <= argument.offset <= end <= b.bytes:
+            raise BundleError(f"bytes {argument.offset} to {end} are not in {argument.buffer}")
+        return self._view(b.arena, b.offset + argument.offset, argument.dtype, argument.shape)
 
     def _view(self, arena: str, offset: int, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
         size = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize

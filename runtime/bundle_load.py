@@ -78,14 +78,17 @@ def _parse(where: str, data: bytes) -> Mapping[str, object]:
 def _read(folder: Path, name: str) -> bytes | None:
     """A file of the bundle, or None; a name that leaves the folder is never followed."""
     path = folder / name
-    if Path(name).is_absolute() or ".." in Path(name).parts or path.is_symlink():
-        raise BundleError(f"{folder}: {name!r} leaves the bundle")
     try:
+        if Path(name).is_absolute() or path.resolve() != folder.resolve() / name:  # links too
+            raise BundleError(f"{folder}: {name!r} leaves the bundle")
+        if path.is_fifo():  # to open one would wait for its writer
+            raise BundleError(f"{path}: is not a file")
         return path.read_bytes()
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise BundleError(f"{path}: cannot be read: {error.strerror}") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BundleError(f"{path}: cannot be read: {reason}") from error
 
 
 def open_weights(bundle: Bundle, cache: Path, override: Path | None = None) -> GgufFile:
@@ -116,6 +119,9 @@ def _weights_path(bundle: Bundle, cache: Path) -> Path:
     if Path(record.path).is_file():
         return Path(record.path)
     try:
-        return find_model(record.reference, bundle.folder, cache)
+        found = find_model(record.reference, bundle.folder, cache)
     except ModelError as error:
         raise ModelError(f"{error}, nor at {record.path}; name it with --model") from error
+    if not found.is_file():
+        raise ModelError(f"model: not at {record.path}, nor at {found}; name it with --model")
+    return found

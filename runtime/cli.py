@@ -123,20 +123,20 @@ def _serve(
     try:
         engine = Engine(bundle.manifest, device)
         start = time.perf_counter()
-        number = engine.submit(request, output.watch)
-        (finish,) = [u.finish for u in engine.updates() if u.finish is not None]
+        engine.submit(request, output.watch)
+        (end,) = [update for update in engine.updates() if update.finish is not None]
     finally:
         device.close()
     text = output.finish()
-    if finish == FAILED:
+    if end.finish == FAILED:
         raise RequestError("the model's logits allow no token (not a number, or all masked)")
     result: dict[str, object] = {
         "token_ids": output.tokens,
         "text": text,
         "prompt_tokens": len(request.prompt),
         "tokens_per_s": round(output.tokens_per_s(start), 2),
-        "finish_reason": finish,
-        "logits_hash": engine.logits_hash(number),
+        "finish_reason": end.finish,
+        "logits_hash": end.logits_hash,
     }
     _report(args, result)
     return 0

@@ -16,14 +16,16 @@ import torch
 
 from strata_kernels.registry import KERNELS
 from strata_kernels.selftest import unequal_attention, unequal_linear
+from strata_kernels.spec import Arg
 from strata_kernels.table import ROW_LIMIT
 from strata_runtime.arenas import Arenas
-from strata_runtime.bundle_format import Program
+from strata_runtime.bundle_format import Call, Program
 from strata_runtime.bundle_load import Bundle
 from strata_runtime.device import Done
 from strata_runtime.errors import BundleError, DeviceError
 from strata_runtime.gguf_file import GgufFile
 from strata_runtime.launch import Launch, TableWriter
+from strata_runtime.records import decode
 
 #: A kernel call with everything that it needs: reference, params, tensors.
 BoundCall = tuple[
@@ -42,12 +44,26 @@ def _bind_call(program: Program, index: int, arenas: Arenas) -> BoundCall:
     spec = KERNELS.get(call.kernel)
     if spec is None:
         raise BundleError(f"{where}: unknown kernel {call.kernel!r}; compile again")
+    params = decode(spec.params, call.params, f"{where}: {call.kernel}")
     try:
-        params = spec.params(**call.params)
-    except TypeError as error:
+        _check_args(call, spec.args(params))
+        args = {name: arenas.argument(a) for name, a in call.args.items()}
+    except BundleError as error:
         raise BundleError(f"{where}: {call.kernel}: {error}; compile again") from error
-    args = {name: arenas.argument(a) for name, a in call.args.items()}
     return spec.reference, params, args
+
+
+def _check_args(call: Call, declared: tuple[Arg, ...]) -> None:
+    """BundleError where a call's arguments are not what the kernel declares for its params."""
+    if odd := {a.name for a in declared} ^ call.args.keys():
+        raise BundleError(f"arguments missing or unknown: {', '.join(sorted(odd))}")
+    for arg in declared:
+        given = call.args[arg.name]
+        shape = (*given.shape[:1], *arg.shape[1:]) if arg.shape[0] == -1 else arg.shape
+        if (given.dtype, given.shape) != (arg.dtype, shape):
+            raise BundleError(
+                f"{arg.name} is {given.dtype} {given.shape}, expected {arg.dtype} {shape}"
+            )
 
 
 def replay(calls: tuple[BoundCall, ...]) -> None:
@@ -57,8 +73,10 @@ def replay(calls: tuple[BoundCall, ...]) -> None:
 
 
 def check_products(bundle: Bundle, threads: int) -> None:
-    """DeviceError where torch gives a row other bits in other products of the bundle's shapes."""
-    torch.set_num_threads(threads)
+    """DeviceError where torch gives a row other bits in other products of the bundle's shapes.
+
+    Its calls must have been bound, so that their params are what they should be.
+    """
     linears: dict[tuple[int, int], set[int]] = {}
     heads: set[tuple[int, int]] = set()
     for program in bundle.programs.values():
@@ -68,9 +86,12 @@ def check_products(bundle: Bundle, threads: int) -> None:
                 linears.setdefault((p["inner"], p["outer"]), set()).add(program.rows)
             elif call.kernel == "attention":
                 heads.add((p["heads"] // p["kv_heads"], p["head_dim"]))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     sizes = {shape: {n for n in rows if n % ROW_LIMIT == 0} for shape, rows in linears.items()}
     wrong = [f"linear {i} x {o}" for (i, o), n in sizes.items() if unequal_linear(i, o, n)]
     wrong += [f"attention {g} x {d}" for g, d in heads if unequal_attention(g, d)]
+    torch.set_num_threads(before)
     if wrong:
         raise DeviceError(
             f"cpu: torch {torch.__version__} on this machine gives a row other bits in other "
@@ -101,13 +122,13 @@ class CpuDevice:
         self.arenas = Arenas(manifest.memory["cpu"])
         self.arenas.fill(gguf)
         threads = threads or max(1, (os.cpu_count() or 1) // len(manifest.stages))
-        check_products(bundle, threads)
         self._writer = TableWriter(manifest.table)
         self._verdict = self.arenas.buffer(f"{len(manifest.stages) - 1}/verdict").numpy()
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._pending: dict[int, threading.Event] = {}
         self._lock = threading.Lock()
         self._stages = [self._stage(bundle, s) for s in range(len(manifest.stages))]
+        check_products(bundle, threads)
         self._workers = [
             threading.Thread(target=self._work, args=(s, threads), name=f"stage {s}", daemon=True)
             for s in range(len(self._stages))

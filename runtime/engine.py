@@ -30,11 +30,15 @@ from strata_runtime.state import Config, initial_state
 
 @dataclass(frozen=True)
 class Update:
-    """New tokens of one request; `finish` says why its text ends with them, if it does."""
+    """New tokens of one request; `finish` says why its text ends with them, if it does.
+
+    `logits_hash`, at the end, is a hash of all logits that the text's tokens were drawn from.
+    """
 
     request_id: int
     tokens: tuple[int, ...]
-    finish: str | None
+    finish: str | None = None
+    logits_hash: str | None = None
 
 
 @dataclass
@@ -59,7 +63,8 @@ class Engine:
         self._live: dict[int, _Live] = {}
         self._in_flight: dict[int, Launch] = {}
         self._chunk_ms: dict[int, float] = {}
-        self._hashes: dict[int, str] = {}
+        self._heard: list[Update] = []
+        self._failed: DeviceError | None = None
         self._next_request = 1
 
     @property
@@ -84,29 +89,38 @@ class Engine:
     def cancel(self, request_id: int) -> None:
         """End a request; what it has in flight drains. Nothing more is heard of it."""
         self._live.pop(request_id, None)
+        self._heard = [u for u in self._heard if u.request_id != request_id]
         self._step(Cancelled(request_id, time.monotonic()))
-
-    def logits_hash(self, request_id: int) -> str:
-        """A hash of all logits that a finished request's tokens were drawn from."""
-        return self._hashes[request_id]
 
     def updates(self) -> Iterator[Update]:
         """Run until nothing is left to do, and give out tokens as they are drawn."""
-        while self.busy:
-            yield from self.pump()
+        while self.busy or self._heard:
+            if not self._heard:
+                self._take()
+            while self._heard:
+                yield self._heard.pop(0)
 
     def pump(self) -> list[Update]:
         """Take one completion from the device; what it brought, if anything."""
+        self._take()
+        heard, self._heard = self._heard, []
+        return heard
+
+    def _take(self) -> None:
+        """DeviceError once a launch has failed, and for ever: what ran behind it read garbage."""
+        if self._failed is not None:
+            raise self._failed
         done = self._device.wait()
         launch = self._in_flight.pop(done.launch_id)
         if done.error is not None:
-            raise DeviceError(
+            self._failed = DeviceError(
                 f"stage {done.stage}, {launch.program}: {type(done.error).__name__}: {done.error}"
-            ) from done.error
+            )
+            raise self._failed from done.error
         if launch.table.kind == "exec":
-            return self._window_done(launch, done)
-        self._chunk_done(launch, done)
-        return []
+            self._window_done(launch)
+        else:
+            self._chunk_done(launch, done)
 
     def _chunk_done(self, launch: Launch, done: Done) -> None:
         """A chunk costs what its slowest stage takes."""
@@ -120,17 +134,21 @@ class Engine:
     def _is_last(self, launch: Launch) -> bool:
         return launch.id == self._state.contexts[launch.table.context].last_launch
 
-    def _window_done(self, launch: Launch, done: Done) -> list[Update]:
+    def _window_done(self, launch: Launch) -> None:
+        """Judge every segment; a watcher that raises is heard of after all of them."""
         if not self._is_last(launch):
-            return []
+            return
         words = self._device.verdict(launch.table.context)
-        results = [
-            self._judge(segment, launch, words[i], words)
-            for i, segment in enumerate(launch.table.segments)
-        ]
-        outcomes = tuple(outcome for outcome, _ in results)
-        self._step(Verdict(launch.table.context, outcomes, time.monotonic()))
-        return [update for _, update in results if update is not None]
+        outcomes: list[Outcome] = []
+        raised: list[Exception] = []
+        for i, segment in enumerate(launch.table.segments):
+            outcome, update = self._judge(segment, launch, words[i], words, raised)
+            outcomes.append(outcome)
+            if update is not None:
+                self._heard.append(update)
+        self._step(Verdict(launch.table.context, tuple(outcomes), time.monotonic()))
+        if raised:
+            raise raised[0]
 
     def _judge(
         self,
@@ -138,6 +156,7 @@ class Engine:
         launch: Launch,
         verdict: npt.NDArray[np.int32],
         words: npt.NDArray[np.int32],
+        raised: list[Exception],
     ) -> tuple[Outcome, Update | None]:
         """Cut a segment's tokens where the text ends, and add their logits to its hash."""
         request = self._state.slots[segment.slot].request
@@ -149,22 +168,27 @@ class Engine:
             return self._ended(segment.slot, live, (), FAILED)
         drafts = [launch.table.rows[first + i].token for i in range(1, accepted + 1)]
         kept, finish = cut(request, live.generated, [*drafts, token], self._shape.context)
-        kept, finish = _watched(live.watch, kept, finish)
+        try:
+            kept, finish = _watched(live.watch, kept, finish)
+        except Exception as error:
+            raised.append(error)
+            kept, finish = (), FAILED
+        if request.id not in self._live:  # cancelled by its watcher
+            return Outcome(segment.slot, ()), None
         for i in range(len(kept)):
             live.digest.update(struct.pack("<2i", *words[first + i, 2:].tolist()))
         live.generated += len(kept)
         if finish is not None:
             return self._ended(segment.slot, live, kept, finish)
-        return Outcome(segment.slot, kept), Update(request.id, kept, None)
+        return Outcome(segment.slot, kept), Update(request.id, kept)
 
     def _ended(
         self, slot: int, live: _Live, kept: tuple[int, ...], finish: str
     ) -> tuple[Outcome, Update]:
         """The last outcome of a slot's text; the other slots go on."""
         number = live.request.id
-        self._hashes[number] = live.digest.hexdigest()
         del self._live[number]
-        return Outcome(slot, kept, finish), Update(number, kept, finish)
+        return Outcome(slot, kept, finish), Update(number, kept, finish, live.digest.hexdigest())
 
     def _step(self, event: Event) -> None:
         result = step(self._state, event)

@@ -97,16 +97,25 @@ class Launch:
     waits: tuple[int, ...] = ()
 
 
+#: The fields that this runtime can write.
+_KNOWN = {
+    "header": {"sequence", "kind", "context", "rows", "segments"},
+    "segment": {*Segment.__dataclass_fields__},
+    "row": {*Row.__dataclass_fields__, *Sampling.__dataclass_fields__, "seed_low", "seed_high"}
+    - {"sampling", "seed"},
+}
+
+
 class TableWriter:
     """Writes tables as a bundle's layout has them."""
 
     def __init__(self, layout: Layout) -> None:
         """BundleError where the layout has a field that this runtime does not know."""
         self._layout = layout
-        names = (*Row.__dataclass_fields__, *Sampling.__dataclass_fields__)
-        known = {*names, "seed_low", "seed_high"}
-        if unknown := [name for name in layout.row if name not in known]:
-            raise BundleError(f"table: unknown row fields {', '.join(unknown)}; compile again")
+        for part, known in _KNOWN.items():
+            if unknown := [name for name in getattr(layout, part) if name not in known]:
+                fields = ", ".join(unknown)
+                raise BundleError(f"table: unknown {part} fields {fields}; compile again")
         self._floats = np.array([name in layout.floats for name in layout.row])
 
     def words(self, rows: int) -> int:

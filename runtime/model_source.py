@@ -23,7 +23,7 @@ def find_model(reference: str, folder: Path, cache: Path) -> Path:
         except RuntimeError as error:  # ~name of a user who is not there
             raise ModelError(f"model {reference!r}: {error}") from error
     name, _, file = reference.removeprefix(_PACKAGE).partition("/")
-    if not name.isidentifier() or not file or ".." in Path(file).parts:
+    if not name.isidentifier() or not file or file[0] == "/" or ".." in Path(file).parts:
         raise ModelError(f"model {reference!r}: write package:NAME/FILE")
     places = [*_package_folders(name), cache / "models" / name]
     for place in places:
@@ -35,5 +35,8 @@ def find_model(reference: str, folder: Path, cache: Path) -> Path:
 
 def _package_folders(name: str) -> list[Path]:
     """Folders of an installed package, without importing it."""
-    spec = importlib.util.find_spec(name)
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # such as `__main__`, which has none
+        return []
     return [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []

@@ -110,5 +110,8 @@ def _plain(kind: type[T], value: object) -> T:
     if type(value) is kind:
         return value
     if kind is float and type(value) is int:
-        return typing.cast(T, float(value))
+        try:
+            return typing.cast(T, float(value))
+        except OverflowError:
+            raise _Unfit("too large for a float") from None
     raise _Unfit(f"{type(value).__name__}, expected {kind.__name__}")

@@ -50,12 +50,14 @@ def check(engine: Engine, cases: list[int]) -> None:
         request = Request(0, tuple(CASES[i]["prompt_ids"]), 64, END)
         numbers[engine.submit(request)] = i
     texts: dict[int, list[int]] = {i: [] for i in cases}
+    hashes: dict[int, str | None] = {}
     for update in engine.updates():
-        texts[numbers[update.request_id]] += update.tokens
-    for number, i in numbers.items():
+        i = numbers[update.request_id]
+        texts[i] += update.tokens
+        hashes[i] = update.logits_hash
+    for i, found in hashes.items():
         assert texts[i] == CASES[i]["ids"], CASES[i]["prompt"]
-        found = engine.logits_hash(number)
-        assert HASHES.setdefault(i, found) == found, CASES[i]["prompt"]
+        assert found is not None and HASHES.setdefault(i, found) == found, CASES[i]["prompt"]
 
 
 @pytest.mark.parametrize("case", [2, 4])

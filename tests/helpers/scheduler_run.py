@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fake_device import FakeDevice, end_of
 from strata_runtime.launch import Launch, Sampling
 from strata_runtime.request import CANCELLED, Request
 from strata_runtime.scheduler import (
@@ -15,8 +16,6 @@ from strata_runtime.scheduler import (
     step,
 )
 from strata_runtime.state import Config, Phase, State, initial_state
-
-from fake_device import FakeDevice, end_of
 
 
 def make_request(

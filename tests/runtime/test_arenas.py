@@ -151,7 +151,7 @@ def test_rotation_tables(
     buffer = Buffer("a", 0, count * 32, "f32", (count, 4, 2), None, rotation)
     found = rotation_table(buffer, rotation, gguf)
     expected = rotation_by_hand(count, rotation, stored.tolist() if factors else [1.0] * 4)
-    assert (found.dtype, found.shape) == (np.float32, (count, 4, 2))
+    assert found.dtype == np.float32 and found.shape == (count, 4, 2)
     half = np.spacing(np.abs(expected).astype(np.float32)) / 2
     assert (np.abs(found - expected) <= half * 1.001 + 1e-11).all()
     assert found[0].tolist() == [[1.0, 0.0]] * 4
@@ -159,5 +159,6 @@ def test_rotation_tables(
 
 def test_more_memory_than_the_machine_has() -> None:
     """Before anything is allocated, with both numbers."""
-    with pytest.raises(DeviceError, match=r"^cpu: the bundle needs 1099511627777 MiB, .* has \d+ MiB"):
+    message = r"^cpu: the bundle needs 1099511627777 MiB, the machine has \d+ MiB"
+    with pytest.raises(DeviceError, match=message):
         Arenas(plan_of(a=1 << 60, b=1 << 20))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,9 @@ def test_a_table_leaves_nothing_of_the_one_before() -> None:
     assert words.tobytes() == fresh.tobytes()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2**31 - 1, 2**31, 2**32, 2**63, 2**64 - 1, 0x80000000 << 32])
+@pytest.mark.parametrize(
+    "seed", [0, 1, 2**31 - 1, 2**31, 2**32, 2**63, 2**64 - 1, 0x80000000 << 32]
+)
 def test_a_seed_has_64_bits(seed: int) -> None:
     sampling = Sampling(seed=seed)
     view = written(1, Table("exec", 0, (replace(ROWS[2], sampling=sampling),), SEGMENTS[1:]))
@@ -130,7 +133,8 @@ def test_the_layout_decides_the_order() -> None:
 @pytest.mark.parametrize("name", ["expert", "sampling"])
 def test_a_field_that_is_not_known(part: str, name: str) -> None:
     """It would hold what no launch says."""
-    layout = replace(FORMAT, **{part: (*getattr(FORMAT, part), name)})
+    changes: dict[str, Any] = {part: (*getattr(FORMAT, part), name)}
+    layout = replace(FORMAT, **changes)
     with pytest.raises(BundleError, match=f"unknown.*{name}.*compile again"):
         TableWriter(layout)
 

@@ -61,7 +61,9 @@ def test_an_installed_package(package: Path, tmp_path: Path, file: str) -> None:
 
 def test_the_package_comes_before_the_cache(package: Path, tmp_path: Path) -> None:
     cached(tmp_path, "strata_test_package", "m.gguf")
-    assert find_model("package:strata_test_package/m.gguf", tmp_path, tmp_path) == package / "m.gguf"
+    assert (
+        find_model("package:strata_test_package/m.gguf", tmp_path, tmp_path) == package / "m.gguf"
+    )
 
 
 @pytest.mark.parametrize("name", ["strata_test_package", "strata_not_installed"])

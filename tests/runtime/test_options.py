@@ -54,7 +54,7 @@ def test_an_unknown_variable(name: str, expected: str) -> None:
     "text", ["0", "-1", "1.5", "two", " 4", "4 ", "0x4", "²", "1025", "9" * 5000]
 )
 def test_threads_out_of_range(text: str) -> None:
-    with pytest.raises(OptionError, match="^STRATA_THREADS: .*from 1 to 1024"):
+    with pytest.raises(OptionError, match=r"^STRATA_THREADS: .*from 1 to 1024"):
         read_environment({"STRATA_THREADS": text})
 
 

@@ -168,7 +168,12 @@ def test_every_field_of_a_manifest_is_checked(bundle: Bundle) -> None:
 
 def test_encoding_makes_plain_values(tmp_path: Path) -> None:
     assert encode(INNER) == {
-        **{"count": 3, "ratio": 0.1, "name": "ä\n", "flag": True, "maybe": None},
-        **{"many": [1, 2], "pair": ["a", 2.0]},
+        "count": 3,
+        "ratio": 0.1,
+        "name": "ä\n",
+        "flag": True,
+        "maybe": None,
+        "many": [1, 2],
+        "pair": ["a", 2.0],
     }
     assert encode({"a": (INNER, None)})["a"] == [encode(INNER), None]

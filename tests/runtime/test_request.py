@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -99,7 +100,7 @@ def test_what_can_be_served() -> None:
         ({"max_tokens": -3}, "max_tokens is -3"),
     ],
 )
-def test_what_cannot_be_served(changes: dict[str, object], message: str) -> None:
+def test_what_cannot_be_served(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         check_request(replace(REQUEST, **changes), vocab=8, context=8)
 
@@ -120,6 +121,7 @@ def test_what_cannot_be_served(changes: dict[str, object], message: str) -> None
 )
 def test_sampling_out_of_range(field: str, values: tuple[float, ...]) -> None:
     for value in values:
-        request = replace(REQUEST, sampling=replace(Sampling(), **{field: value}))
+        changes: dict[str, Any] = {field: value}
+        request = replace(REQUEST, sampling=replace(Sampling(), **changes))
         with pytest.raises(RequestError, match=f"^{field} is .*out of range"):
             check_request(request, vocab=8, context=8)

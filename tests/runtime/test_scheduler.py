@@ -17,12 +17,16 @@ from strata_runtime.state import Config, Phase, initial_state
 RUNS = 200
 
 
-def make_shape(slots: int, groups: int, context: int = 240, sizes: tuple[int, ...] = (8, 32)) -> Shape:
+def make_shape(
+    slots: int, groups: int, context: int = 240, sizes: tuple[int, ...] = (8, 32)
+) -> Shape:
     """A bundle's shape, with the compiler's own numbers where a test has no choice."""
     return Shape(slots, groups, context, 8, sizes, 2, max_gap_ms=100.0, ring_entries=64)
 
 
-def make_run(stages: int, shape: Shape, seed: int = 0, chunk_rows: int | None = None) -> SchedulerRun:
+def make_run(
+    stages: int, shape: Shape, seed: int = 0, chunk_rows: int | None = None
+) -> SchedulerRun:
     """An empty run."""
     return SchedulerRun(Config(stages, shape, chunk_rows), FakeDevice(shape, stages, seed))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -182,7 +183,7 @@ def test_prompts_never_hold_a_decoding_slot_up_for_longer(stages: int, ms_per_ro
     served = [i for i, launch in enumerate(queue) if launch.table.segments[0].slot == 0]
     gaps = [
         sum(rows_of(c) * ms_per_row for c in queue[a:b] if c.table.kind == "prompt")
-        for a, b in zip(served, served[1:], strict=False)
+        for a, b in pairwise(served)
     ]
     assert 0 < max(gaps) <= SHAPE.max_gap_ms
 
