@@ -60,7 +60,7 @@ class Arenas:
             if b.tensor is not None:
                 gguf.dequantize_into(b.tensor, self.buffer(name).numpy())
             elif b.rotation is not None:
-                self.buffer(name).copy_(torch.from_numpy(rotation_table(b, b.rotation, gguf)))
+                self.buffer(name).numpy()[...] = rotation_table(b, b.rotation, gguf)
 
 
 def rotation_table(buffer: Buffer, rotation: Rotation, gguf: GgufFile) -> np.ndarray:

@@ -6,7 +6,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,26 +73,23 @@ def replay(calls: tuple[BoundCall, ...]) -> None:
         reference(params, bound)
 
 
-def check_products(bundle: Bundle, threads: int) -> None:
-    """DeviceError where torch gives a row other bits in other products of the bundle's shapes.
+def check_products(programs: Iterable[Program]) -> None:
+    """DeviceError where torch gives a row other bits in other products of these programs.
 
-    Its calls must have been bound, so that their params are what they should be.
+    Their calls must have been bound, so that their params are what they should be.
     """
     linears: dict[tuple[int, int], set[int]] = {}
     heads: set[tuple[int, int]] = set()
-    for program in bundle.programs.values():
+    for program in programs:
         for call in program.calls:
             p = call.params
             if call.kernel == "linear":
                 linears.setdefault((p["inner"], p["outer"]), set()).add(program.rows)
             elif call.kernel == "attention":
                 heads.add((p["heads"] // p["kv_heads"], p["head_dim"]))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     sizes = {shape: {n for n in rows if n % ROW_LIMIT == 0} for shape, rows in linears.items()}
     wrong = [f"linear {i} x {o}" for (i, o), n in sizes.items() if unequal_linear(i, o, n)]
     wrong += [f"attention {g} x {d}" for g, d in heads if unequal_attention(g, d)]
-    torch.set_num_threads(before)
     if wrong:
         raise DeviceError(
             f"cpu: torch {torch.__version__} on this machine gives a row other bits in other "
@@ -101,13 +99,13 @@ def check_products(bundle: Bundle, threads: int) -> None:
 
 @dataclass
 class _Stage:
-    """One stage's queue, programs and ring."""
+    """One stage's programs and ring, and the single thread that is its queue."""
 
     programs: dict[str, tuple[int, tuple[BoundCall, ...]]]
     ring: npt.NDArray[np.int32]
-    readers: list[int]
-    submitted: int
-    launches: queue.SimpleQueue[Launch | None]
+    readers: list[int]  # the last launch that read each entry of the ring
+    queue: ThreadPoolExecutor
+    submitted: int = 0
 
 
 class CpuDevice:
@@ -121,20 +119,13 @@ class CpuDevice:
             raise DeviceError(f"{bundle.folder}: compiled for {found}, not for cpu; add the target")
         self.arenas = Arenas(manifest.memory["cpu"])
         self.arenas.fill(gguf)
-        threads = threads or max(1, (os.cpu_count() or 1) // len(manifest.stages))
         self._writer = TableWriter(manifest.table)
         self._verdict = self.arenas.buffer(f"{len(manifest.stages) - 1}/verdict").numpy()
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._pending: dict[int, threading.Event] = {}
         self._lock = threading.Lock()
         self._stages = [self._stage(bundle, s) for s in range(len(manifest.stages))]
-        check_products(bundle, threads)
-        self._workers = [
-            threading.Thread(target=self._work, args=(s, threads), name=f"stage {s}", daemon=True)
-            for s in range(len(self._stages))
-        ]
-        for worker in self._workers:
-            worker.start()
+        self._start(bundle, threads or max(1, (os.cpu_count() or 1) // len(self._stages)))
 
     def _stage(self, bundle: Bundle, stage: int) -> _Stage:
         programs = {
@@ -143,20 +134,38 @@ class CpuDevice:
             if s == stage
         }
         ring = self.arenas.buffer(f"{stage}/ring").numpy()
-        return _Stage(programs, ring, [0] * len(ring), 0, queue.SimpleQueue())
+        return _Stage(programs, ring, [0] * len(ring), ThreadPoolExecutor(1, f"stage {stage}"))
+
+    def _start(self, bundle: Bundle, threads: int) -> None:
+        """Check the products where they will run: with its worker's own threads.
+
+        No torch here: a team of OpenMP threads of the caller's would count against the workers'.
+        """
+
+        def check(stage: int) -> None:
+            torch.set_num_threads(threads)
+            check_products(p for (s, _), p in bundle.programs.items() if s == stage)
+
+        started = [s.queue.submit(check, i) for i, s in enumerate(self._stages)]
+        try:
+            for future in started:
+                future.result()
+        except BaseException:
+            self.close()
+            raise
 
     def submit(self, launch: Launch) -> None:
         """Write the launch's table into the stage's ring, and queue it."""
         stage = self._stages[launch.stage]
         entry = stage.submitted % len(stage.ring)
-        self._await(stage.readers[entry])  # the entry's last reader
+        self._await(stage.readers[entry])
         rows, _ = stage.programs[launch.program]
         self._writer.write(launch, rows, stage.ring[entry])
         with self._lock:
             self._pending[launch.id] = threading.Event()
         stage.readers[entry] = launch.id
         stage.submitted += 1
-        stage.launches.put(launch)
+        stage.queue.submit(self._run, stage, launch)
 
     def wait(self) -> Done:
         """The next completion; blocks until there is one."""
@@ -170,9 +179,7 @@ class CpuDevice:
     def close(self) -> None:
         """Let what is queued end, and stop the workers."""
         for stage in self._stages:
-            stage.launches.put(None)
-        for worker in self._workers:
-            worker.join()
+            stage.queue.shutdown()
 
     def _await(self, launch_id: int) -> None:
         """Block until a launch is complete; one that is no longer pending is."""
@@ -181,26 +188,17 @@ class CpuDevice:
         if event is not None:
             event.wait()
 
-    def _work(self, index: int, threads: int) -> None:
-        torch.set_num_threads(threads)
-        stage = self._stages[index]
-        with torch.inference_mode():
-            while (launch := stage.launches.get()) is not None:
-                for launch_id in launch.waits:
-                    self._await(launch_id)
-                self._finish(self._run(stage, launch))
-
-    def _run(self, stage: _Stage, launch: Launch) -> Done:
-        start = time.perf_counter()
-        error: BaseException | None = None
+    def _run(self, stage: _Stage, launch: Launch) -> None:
+        """In the stage's worker: wait for other stages, replay, signal."""
+        for launch_id in launch.waits:
+            self._await(launch_id)
+        start, error = time.perf_counter(), None
         try:
-            replay(stage.programs[launch.program][1])
+            with torch.inference_mode():
+                replay(stage.programs[launch.program][1])
         except BaseException as caught:  # the engine raises it in its own thread
             error = caught
         elapsed = (time.perf_counter() - start) * 1e3
-        return Done(launch.id, launch.stage, elapsed, error)
-
-    def _finish(self, done: Done) -> None:
         with self._lock:
-            self._pending.pop(done.launch_id).set()
-        self._done.put(done)
+            self._pending.pop(launch.id).set()
+        self._done.put(Done(launch.id, launch.stage, elapsed, error))
