@@ -173,10 +173,16 @@ def _scores(h: Heads, q: torch.Tensor, k: torch.Tensor, group: Group) -> torch.T
     """
     q = q[group.rows].view(-1, ROW_LIMIT, h.kv_heads, h.group, h.head_dim).transpose(1, 2)
     q = q.reshape(-1, h.kv_heads, ROW_LIMIT * h.group, h.head_dim)[group.block]
-    k = k[group.slot, group.chunk].float()
+    k = _gather(k, group)
     product = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
     product = product.view(-1, h.kv_heads, ROW_LIMIT, h.group, CHUNK)[:, :, : group.lanes]
     return product * (1.0 / math.sqrt(h.head_dim))
+
+
+def _gather(cells: torch.Tensor, group: Group) -> torch.Tensor:
+    """A copy of every pair's chunk as float32: (pairs, kv_heads, 64, head_dim)."""
+    chunk = group.slot * cells.shape[1] + group.chunk
+    return cells.flatten(0, 1).index_select(0, chunk).float()
 
 
 def _weighted(h: Heads, weights: torch.Tensor, v: torch.Tensor, group: Group) -> torch.Tensor:
@@ -184,7 +190,7 @@ def _weighted(h: Heads, weights: torch.Tensor, v: torch.Tensor, group: Group) ->
 
     Cells that no row of a block may see are not read: their values become zeros first.
     """
-    v = v[group.slot, group.chunk].float()
+    v = _gather(v, group)
     for pair, tail in group.tails:
         v[pair, :, tail:] = 0.0
     if group.lanes < ROW_LIMIT:
