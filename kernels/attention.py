@@ -10,6 +10,7 @@ from strata_kernels.spec import (
     CHUNK,
     Arg,
     Bound,
+    Geometry,
     KernelSpec,
     Region,
     padded,
@@ -48,6 +49,11 @@ def args(p: Params) -> tuple[Arg, ...]:
     )
 
 
+def geometry(p: Params) -> Geometry:
+    """A block for each chunk, key-value head and row; a thread for each cell."""
+    return Geometry((p.chunks, p.kv_heads, p.rows), CHUNK)
+
+
 def reference(p: Params, bound: Bound) -> None:
     """partials[row, chunk] for the chunks up to the row's own position; others stay unwritten."""
     q, k, v, out = (bound[name] for name in ("q", "k_cells", "v_cells", "partials"))
@@ -55,4 +61,4 @@ def reference(p: Params, bound: Bound) -> None:
         out[group.row, group.result_chunk] = partials(p.shape, q, k, v, group)
 
 
-SPEC = KernelSpec("attention", Params, args, reference)
+SPEC = KernelSpec("attention", Params, args, geometry, reference)

@@ -9,7 +9,17 @@ import numpy as np
 from strata_kernels.arithmetic import view
 from strata_kernels.chunks import Heads, merge
 from strata_kernels.lazy import torch
-from strata_kernels.spec import CHUNK, Arg, Bound, KernelSpec, padded, read, table_arg, write
+from strata_kernels.spec import (
+    CHUNK,
+    Arg,
+    Bound,
+    Geometry,
+    KernelSpec,
+    padded,
+    read,
+    table_arg,
+    write,
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,11 @@ def args(p: Params) -> tuple[Arg, ...]:
     )
 
 
+def geometry(p: Params) -> Geometry:
+    """A block for each head and row."""
+    return Geometry((p.heads, p.rows, 1), CHUNK)
+
+
 def reference(p: Params, bound: Bound) -> None:
     """out = the online softmax over the row's chunks, ascending; inert rows are zeros."""
     table = view(bound, p.rows)
@@ -40,4 +55,4 @@ def reference(p: Params, bound: Bound) -> None:
     bound["out"].copy_(merge(heads, bound["partials"], torch.from_numpy(chunks)))
 
 
-SPEC = KernelSpec("attention_merge", Params, args, reference)
+SPEC = KernelSpec("attention_merge", Params, args, geometry, reference)

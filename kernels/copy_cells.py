@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata_kernels.arithmetic import live_rows, pick, view
-from strata_kernels.spec import CHUNK, Arg, Bound, KernelSpec, Region, table_arg
+from strata_kernels.spec import CHUNK, THREADS, Arg, Bound, Geometry, KernelSpec, Region, table_arg
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ def args(p: Params) -> tuple[Arg, ...]:
     )
 
 
+def geometry(p: Params) -> Geometry:
+    """A block for each row."""
+    return Geometry((p.rows, 1, 1), THREADS)
+
+
 def reference(p: Params, bound: Bound) -> None:
     """cells[slot, position] = cells[state_in, position] for live rows; the slots differ."""
     table = view(bound, p.rows)
@@ -38,4 +43,4 @@ def reference(p: Params, bound: Bound) -> None:
     cells[target, chunk, :, lane] = cells[source, chunk, :, lane]
 
 
-SPEC = KernelSpec("copy_cells", Params, args, reference)
+SPEC = KernelSpec("copy_cells", Params, args, geometry, reference)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata_kernels.arithmetic import live_rows, pick, put_rows, view
-from strata_kernels.spec import Arg, Bound, KernelSpec, Region, padded, read, table_arg, write
+from strata_kernels.spec import (
+    THREADS,
+    Arg,
+    Bound,
+    Geometry,
+    KernelSpec,
+    Region,
+    matrix,
+    padded,
+    table_arg,
+    write,
+)
 
 
 @dataclass(frozen=True)
@@ -22,9 +33,14 @@ def args(p: Params) -> tuple[Arg, ...]:
     """The matrix (vocab, width) and the residual stream (rows, width)."""
     return (
         table_arg(p.rows),
-        read("weight", p.vocab, p.width, region=Region.TOKEN),
+        matrix("weight", p.weight_type, p.vocab, p.width, region=Region.TOKEN),
         write("out", padded(p.rows), p.width),
     )
+
+
+def geometry(p: Params) -> Geometry:
+    """A block for each row."""
+    return Geometry((p.rows, 1, 1), THREADS)
 
 
 def reference(p: Params, bound: Bound) -> None:
@@ -34,4 +50,4 @@ def reference(p: Params, bound: Bound) -> None:
     put_rows(bound["out"], rows, bound["weight"][pick(table.row("token"), rows)])
 
 
-SPEC = KernelSpec("embed", Params, args, reference)
+SPEC = KernelSpec("embed", Params, args, geometry, reference)

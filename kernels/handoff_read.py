@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata_kernels.arithmetic import live_rows, pick, put_rows, view
-from strata_kernels.spec import Arg, Bound, KernelSpec, Region, padded, read, table_arg, write
+from strata_kernels.spec import (
+    THREADS,
+    Arg,
+    Bound,
+    Geometry,
+    KernelSpec,
+    Region,
+    padded,
+    read,
+    table_arg,
+    write,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,11 @@ def args(p: Params) -> tuple[Arg, ...]:
     )
 
 
+def geometry(p: Params) -> Geometry:
+    """A block for each row."""
+    return Geometry((p.rows, 1, 1), THREADS)
+
+
 def reference(p: Params, bound: Bound) -> None:
     """out[i] = handoff[hand-off row of row i]; inert rows are zeros."""
     table = view(bound, p.rows)
@@ -32,4 +48,4 @@ def reference(p: Params, bound: Bound) -> None:
     put_rows(bound["out"], rows, bound["handoff"][pick(table.row("handoff_row"), rows)])
 
 
-SPEC = KernelSpec("handoff_read", Params, args, reference)
+SPEC = KernelSpec("handoff_read", Params, args, geometry, reference)

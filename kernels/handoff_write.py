@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata_kernels.arithmetic import live_rows, pick, view
-from strata_kernels.spec import Arg, Bound, KernelSpec, Region, padded, read, table_arg, write
+from strata_kernels.spec import (
+    THREADS,
+    Arg,
+    Bound,
+    Geometry,
+    KernelSpec,
+    Region,
+    padded,
+    read,
+    table_arg,
+    write,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,11 @@ def args(p: Params) -> tuple[Arg, ...]:
     )
 
 
+def geometry(p: Params) -> Geometry:
+    """A block for each row."""
+    return Geometry((p.rows, 1, 1), THREADS)
+
+
 def reference(p: Params, bound: Bound) -> None:
     """handoff[hand-off row of row i] = x[i] for live rows."""
     table = view(bound, p.rows)
@@ -32,4 +48,4 @@ def reference(p: Params, bound: Bound) -> None:
     bound["handoff"][pick(table.row("handoff_row"), rows)] = bound["x"][rows]
 
 
-SPEC = KernelSpec("handoff_write", Params, args, reference)
+SPEC = KernelSpec("handoff_write", Params, args, geometry, reference)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata_kernels import arithmetic
-from strata_kernels.spec import Arg, Bound, KernelSpec, padded, read, write
+from strata_kernels.spec import WARP, Arg, Bound, Geometry, KernelSpec, matrix, padded, read, write
+from strata_kernels.table import ROW_LIMIT
+
+#: Warps of a block.
+WARPS = 4
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,16 @@ def args(p: Params) -> tuple[Arg, ...]:
     rows = padded(p.rows)
     return (
         read("x", rows, p.inner),
-        read("weight", p.outer, p.inner),
+        matrix("weight", p.weight_type, p.outer, p.inner),
         *((read("bias", p.outer),) if p.bias else ()),
         *((read("residual", rows, p.outer),) if p.residual else ()),
         write("out", rows, p.outer),
     )
+
+
+def geometry(p: Params) -> Geometry:
+    """A warp for each output, for up to 8 rows at a time."""
+    return Geometry((-(-p.outer // WARPS), -(-p.rows // ROW_LIMIT), 1), WARPS * WARP)
 
 
 def reference(p: Params, bound: Bound) -> None:
@@ -42,4 +51,4 @@ def reference(p: Params, bound: Bound) -> None:
         out += bound["residual"]
 
 
-SPEC = KernelSpec("linear", Params, args, reference)
+SPEC = KernelSpec("linear", Params, args, geometry, reference)

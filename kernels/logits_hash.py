@@ -11,7 +11,17 @@ from dataclasses import dataclass
 
 from strata_kernels.arithmetic import live_rows, put_rows, view
 from strata_kernels.lazy import torch
-from strata_kernels.spec import Arg, Bound, KernelSpec, padded, read, table_arg, write
+from strata_kernels.spec import (
+    THREADS,
+    Arg,
+    Bound,
+    Geometry,
+    KernelSpec,
+    padded,
+    read,
+    table_arg,
+    write,
+)
 
 
 @dataclass(frozen=True)
@@ -55,10 +65,15 @@ def row_hashes(logits: torch.Tensor) -> torch.Tensor:
     return bits.mul_(factors(logits.shape[1])).sum(-1)
 
 
+def geometry(p: Params) -> Geometry:
+    """A block for each row."""
+    return Geometry((p.rows, 1, 1), THREADS)
+
+
 def reference(p: Params, bound: Bound) -> None:
     """hashes[i] = hash of the logits of live row i; zero for inert rows."""
     rows = live_rows(view(bound, p.rows).row("slot"))
     put_rows(bound["hashes"], rows, row_hashes(bound["logits"][rows].contiguous()))
 
 
-SPEC = KernelSpec("logits_hash", Params, args, reference)
+SPEC = KernelSpec("logits_hash", Params, args, geometry, reference)

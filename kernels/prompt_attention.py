@@ -9,6 +9,7 @@ from strata_kernels.spec import (
     CHUNK,
     Arg,
     Bound,
+    Geometry,
     KernelSpec,
     Region,
     padded,
@@ -30,6 +31,11 @@ def args(p: Params) -> tuple[Arg, ...]:
     )
 
 
+def geometry(p: Params) -> Geometry:
+    """A block for each key-value head and row; a thread for each cell."""
+    return Geometry((p.kv_heads, p.rows, 1), CHUNK)
+
+
 def reference(p: Params, bound: Bound) -> None:
     """The same chunks and the same merge as `attention` and `attention_merge`, block by block."""
     q, k, v, out = (bound[name] for name in ("q", "k_cells", "v_cells", "out"))
@@ -41,4 +47,4 @@ def reference(p: Params, bound: Bound) -> None:
         out[group.live_rows] = merge(p.shape, parts[live], group.live_chunks)
 
 
-SPEC = KernelSpec("prompt_attention", Params, args, reference)
+SPEC = KernelSpec("prompt_attention", Params, args, geometry, reference)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata_kernels.lazy import torch
-from strata_kernels.spec import Arg, Bound, KernelSpec, padded, read, write
+from strata_kernels.spec import THREADS, Arg, Bound, Geometry, KernelSpec, padded, read, write
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,11 @@ def args(p: Params) -> tuple[Arg, ...]:
     )
 
 
+def geometry(p: Params) -> Geometry:
+    """A block for each row."""
+    return Geometry((p.rows, 1, 1), THREADS)
+
+
 def reference(p: Params, bound: Bound) -> None:
     """out = x · rsqrt(mean(x²) + ε) · weight (Zhang and Sennrich, 2019)."""
     x = bound["x"]
@@ -33,4 +38,4 @@ def reference(p: Params, bound: Bound) -> None:
     torch.mul(x * scale, bound["weight"], out=bound["out"])
 
 
-SPEC = KernelSpec("rmsnorm", Params, args, reference)
+SPEC = KernelSpec("rmsnorm", Params, args, geometry, reference)

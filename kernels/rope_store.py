@@ -8,8 +8,10 @@ from strata_kernels.arithmetic import live_rows, pick, put_rows, view
 from strata_kernels.lazy import torch
 from strata_kernels.spec import (
     CHUNK,
+    THREADS,
     Arg,
     Bound,
+    Geometry,
     KernelSpec,
     Region,
     padded,
@@ -52,6 +54,11 @@ def args(p: Params) -> tuple[Arg, ...]:
     )
 
 
+def geometry(p: Params) -> Geometry:
+    """A block for each row."""
+    return Geometry((p.rows, 1, 1), THREADS)
+
+
 def reference(p: Params, bound: Bound) -> None:
     """Rotary embedding (Su et al., 2021); later rows read the stored cell, so it rounds here."""
     table = view(bound, p.rows)
@@ -81,4 +88,4 @@ def _rotate(p: Params, x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     return out
 
 
-SPEC = KernelSpec("rope_store", Params, args, reference)
+SPEC = KernelSpec("rope_store", Params, args, geometry, reference)

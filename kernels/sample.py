@@ -17,8 +17,10 @@ from strata_kernels.lazy import torch
 from strata_kernels.philox import uniform
 from strata_kernels.spec import (
     CHUNK,
+    THREADS,
     Arg,
     Bound,
+    Geometry,
     KernelSpec,
     Region,
     padded,
@@ -51,6 +53,11 @@ def args(p: Params) -> tuple[Arg, ...]:
         read("mask", -1, -(-p.vocab // 32), dtype="i32", region=Region.MASK),
         write("draws", padded(p.rows), dtype="i32"),
     )
+
+
+def geometry(p: Params) -> Geometry:
+    """A block for each row."""
+    return Geometry((p.rows, 1, 1), THREADS)
 
 
 def reference(p: Params, bound: Bound) -> None:
@@ -143,4 +150,4 @@ def _draw(
     return token
 
 
-SPEC = KernelSpec("sample", Params, args, reference)
+SPEC = KernelSpec("sample", Params, args, geometry, reference)

@@ -36,6 +36,8 @@ class Arg:
 
     `shape` may begin with -1: as many as the buffer holds, so that neither slots nor contexts are
     part of a kernel. A kernel that reads and writes one buffer does so element by element.
+    `stored` is a matrix's type in the model file: a GPU has it as it is stored, the CPU device as
+    float32. A program of fewer rows than `padded` gives it computes the first of them on a GPU.
     """
 
     name: str
@@ -43,6 +45,16 @@ class Arg:
     shape: tuple[int, ...]
     reads: Region | None = None
     writes: Region | None = None
+    stored: str | None = None
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a kernel is launched: blocks in x, y, z, threads in a block, dynamic shared bytes."""
+
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int = 0
 
 
 P = TypeVar("P")
@@ -53,11 +65,15 @@ Bound = Mapping[str, "torch.Tensor"]
 
 @dataclass(frozen=True)
 class KernelSpec(Generic[P]):
-    """One kernel: the frozen dataclass of its params, its arguments, and its meaning."""
+    """One kernel: the frozen dataclass of its params, its arguments, its launch, its meaning.
+
+    Its template is `templates/<name>.cu.j2`.
+    """
 
     name: str
     params: type[P]
     args: Callable[[P], tuple[Arg, ...]]
+    geometry: Callable[[P], Geometry]
     reference: Callable[[P, Bound], None]
 
 
@@ -74,6 +90,11 @@ def table_arg(rows: int) -> Arg:
 def read(name: str, *shape: int, dtype: str = "f32", region: Region = Region.WHOLE) -> Arg:
     """An argument that is only read."""
     return Arg(name, dtype, shape, reads=region)
+
+
+def matrix(name: str, stored: str, *shape: int, region: Region = Region.WHOLE) -> Arg:
+    """A matrix of the model file, which is only read."""
+    return Arg(name, "f32", shape, reads=region, stored=stored)
 
 
 def write(name: str, *shape: int, dtype: str = "f32", region: Region = Region.WHOLE) -> Arg:

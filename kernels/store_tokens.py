@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata_kernels.arithmetic import live_rows, pick, view
-from strata_kernels.spec import CHUNK, Arg, Bound, KernelSpec, Region, table_arg, write
+from strata_kernels.spec import (
+    CHUNK,
+    THREADS,
+    Arg,
+    Bound,
+    Geometry,
+    KernelSpec,
+    Region,
+    table_arg,
+    write,
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,11 @@ def args(p: Params) -> tuple[Arg, ...]:
     )
 
 
+def geometry(p: Params) -> Geometry:
+    """A thread for each row."""
+    return Geometry((-(-p.rows // THREADS), 1, 1), THREADS)
+
+
 def reference(p: Params, bound: Bound) -> None:
     """token_cells[slot, position] = token of each live row."""
     table = view(bound, p.rows)
@@ -33,4 +48,4 @@ def reference(p: Params, bound: Bound) -> None:
     cells[slot, position // CHUNK, 0, position % CHUNK, 0] = token.to(cells.dtype)
 
 
-SPEC = KernelSpec("store_tokens", Params, args, reference)
+SPEC = KernelSpec("store_tokens", Params, args, geometry, reference)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from strata_kernels.arithmetic import silu
 from strata_kernels.lazy import torch
-from strata_kernels.spec import Arg, Bound, KernelSpec, padded, read, write
+from strata_kernels.spec import THREADS, Arg, Bound, Geometry, KernelSpec, padded, read, write
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,14 @@ def args(p: Params) -> tuple[Arg, ...]:
     return (read("gate", rows, p.width), read("up", rows, p.width), write("out", rows, p.width))
 
 
+def geometry(p: Params) -> Geometry:
+    """A thread for each element."""
+    return Geometry((-(-p.width // THREADS), p.rows, 1), THREADS)
+
+
 def reference(p: Params, bound: Bound) -> None:
     """out = silu(gate) · up (Shazeer, 2020)."""
     torch.mul(silu(bound["gate"]), bound["up"], out=bound["out"])
 
 
-SPEC = KernelSpec("swiglu", Params, args, reference)
+SPEC = KernelSpec("swiglu", Params, args, geometry, reference)

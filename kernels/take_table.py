@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strata_kernels.spec import Arg, Bound, KernelSpec, Region, write
+from strata_kernels.spec import THREADS, Arg, Bound, Geometry, KernelSpec, Region, write
 from strata_kernels.table import LAYOUT
 
 
@@ -26,6 +26,11 @@ def args(p: Params) -> tuple[Arg, ...]:
     )
 
 
+def geometry(p: Params) -> Geometry:
+    """One block copies; its first thread counts."""
+    return Geometry((1, 1, 1), THREADS)
+
+
 def reference(p: Params, bound: Bound) -> None:
     """table = ring[counter mod entries]; counter += 1."""
     counter = bound["counter"]
@@ -34,4 +39,4 @@ def reference(p: Params, bound: Bound) -> None:
     counter += 1
 
 
-SPEC = KernelSpec("take_table", Params, args, reference)
+SPEC = KernelSpec("take_table", Params, args, geometry, reference)

@@ -6,7 +6,18 @@ from dataclasses import dataclass
 
 from strata_kernels.arithmetic import view
 from strata_kernels.lazy import torch
-from strata_kernels.spec import Arg, Bound, KernelSpec, Region, padded, read, table_arg, write
+from strata_kernels.spec import (
+    WARP,
+    Arg,
+    Bound,
+    Geometry,
+    KernelSpec,
+    Region,
+    padded,
+    read,
+    table_arg,
+    write,
+)
 from strata_kernels.table import ROW_LIMIT
 
 #: Words of one line: accepted and token of segment i, then the hash of row i, low and high.
@@ -30,6 +41,11 @@ def args(p: Params) -> tuple[Arg, ...]:
     )
 
 
+def geometry(p: Params) -> Geometry:
+    """One warp; there are at most 8 segments."""
+    return Geometry((1, 1, 1), WARP)
+
+
 def reference(p: Params, bound: Bound) -> None:
     """A draft is accepted if and only if it equals the draw of the row before it.
 
@@ -50,4 +66,4 @@ def reference(p: Params, bound: Bound) -> None:
     out[:, 2:] = bound["hashes"][:, None].view(torch.int32)
 
 
-SPEC = KernelSpec("verdict", Params, args, reference)
+SPEC = KernelSpec("verdict", Params, args, geometry, reference)
