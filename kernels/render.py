@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
+from importlib import resources
 from typing import Any
 
 import jinja2
@@ -43,7 +44,7 @@ class Entry:
 def environment() -> jinja2.Environment:
     """Strict: a name that the template misspells is an error. CUDA stays CUDA."""
     env = jinja2.Environment(
-        loader=jinja2.PackageLoader("strata_kernels", "templates"),
+        loader=jinja2.FunctionLoader(_source),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -54,6 +55,12 @@ def environment() -> jinja2.Environment:
         layout=LAYOUT, float_fields=FLOAT_FIELDS, row_limit=ROW_LIMIT, chunk=CHUNK, warp=WARP
     )
     return env
+
+
+def _source(name: str) -> str | None:
+    """A template's text; None where there is none of this name."""
+    file = resources.files("strata_kernels.templates").joinpath(name)
+    return file.read_text("utf-8") if file.is_file() else None
 
 
 def render_entry(entry: Entry, target: str) -> str:

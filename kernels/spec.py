@@ -13,6 +13,9 @@ from strata_kernels.table import LAYOUT, ROW_LIMIT
 #: Cells that stand together, and the length of one chunk of attention.
 CHUNK = 64
 
+#: Threads of a warp, and of a plain block.
+WARP, THREADS = 32, 256
+
 
 class Region(Enum):
     """Which part of a buffer an access touches, as a function of the table."""
