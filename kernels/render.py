@@ -17,12 +17,26 @@ from typing import Any
 
 import jinja2
 
-from strata_kernels.spec import CHUNK, WARP, KernelSpec
+from strata_kernels.spec import CHUNK, WARP, Arg, Geometry, KernelSpec
 from strata_kernels.table import FLOAT_FIELDS, LAYOUT, ROW_LIMIT
 
 #: Parts that every translation unit begins with, in order; the first one is the target's own.
 DEVICE_PARTS = {"cuda": "_device.cuh.j2", "host": "_device_host.h.j2"}
+#: What a unit for the host ends with: a function for each entry that runs its whole grid.
+HOST_ENTRIES = "_host_entries.h.j2"
 SHARED_PARTS = ("_table.cuh.j2", "_cells.cuh.j2", "_dequant.cuh.j2", "_attention.cuh.j2")
+
+#: What an argument of each type points to in a kernel; f16 as its bits.
+ELEMENTS = {"f32": "float", "f16": "u16", "i32": "i32", "i64": "i64"}
+
+
+@dataclasses.dataclass(frozen=True)
+class HostEntry:
+    """An entry's launch on the host: its name, what its arguments point to, its geometry."""
+
+    name: str
+    types: tuple[str, ...]
+    geometry: Geometry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,4 +90,22 @@ def render_unit(entries: Sequence[Entry], target: str) -> str:
     parts = [env.get_template(DEVICE_PARTS[target]).render(target=target)]
     parts += [env.get_template(part).render(target=target) for part in SHARED_PARTS]
     parts += [render_entry(entry, target) for entry in entries]
+    if target == "host":
+        parts.append(render_host_entries([host_entry(entry) for entry in entries]))
     return "\n".join(parts)
+
+
+def element(arg: Arg) -> str:
+    """What the argument points to in a kernel: a matrix of the model file is bytes."""
+    return "u8" if arg.stored else ELEMENTS[arg.dtype]
+
+
+def host_entry(entry: Entry) -> HostEntry:
+    """The entry's launch, as the host's functions need it."""
+    types = tuple(element(arg) for arg in entry.spec.args(entry.params))
+    return HostEntry(entry.name, types, entry.spec.geometry(entry.params))
+
+
+def render_host_entries(entries: Sequence[HostEntry]) -> str:
+    """For each entry `int run_NAME(void** args, int order, char* message, int message_size)`."""
+    return environment().get_template(HOST_ENTRIES).render(entries=entries)

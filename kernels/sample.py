@@ -2,7 +2,8 @@
 
 Order: bias, penalties, mask, temperature, top-k, top-p, min-p; then one uniform number from a
 generator keyed by (seed, position drawn for), inverse distribution in order of probability. Every
-tie goes to the lower id.
+tie goes to the lower id. The first three change the logits in place: a GPU has no other room for
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from strata_kernels.lazy import torch
 from strata_kernels.philox import uniform
 from strata_kernels.spec import (
     CHUNK,
-    THREADS,
     Arg,
     Bound,
     Geometry,
@@ -29,6 +29,9 @@ from strata_kernels.spec import (
     write,
 )
 from strata_kernels.table import TableView
+
+#: Threads of a block: many, as a row's whole vocabulary has but one; few enough for 128 registers.
+BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,10 @@ def args(p: Params) -> tuple[Arg, ...]:
 
     A mask is a bit a token, lowest bit first; a token whose bit is 0 cannot be drawn.
     """
+    logits = (padded(p.rows), p.vocab)
     return (
         table_arg(p.rows),
-        read("logits", padded(p.rows), p.vocab),
+        Arg("logits", "f32", logits, reads=Region.WHOLE, writes=Region.WHOLE),
         read("token_cells", -1, p.chunks, 1, CHUNK, 1, dtype="i32", region=Region.HISTORY),
         read("bias", -1, p.vocab, region=Region.BIAS),
         read("mask", -1, -(-p.vocab // 32), dtype="i32", region=Region.MASK),
@@ -57,17 +61,21 @@ def args(p: Params) -> tuple[Arg, ...]:
 
 def geometry(p: Params) -> Geometry:
     """A block for each row."""
-    return Geometry((p.rows, 1, 1), THREADS)
+    return Geometry((p.rows, 1, 1), BLOCK)
 
 
 def reference(p: Params, bound: Bound) -> None:
-    """draws[i] = token of live row i; -1 for inert rows and where no token is possible."""
+    """draws[i] = token of live row i; -1 for inert rows and where no token is possible.
+
+    logits[i] = what the token of live row i was drawn from; inert rows stay as they are.
+    """
     table = view(bound, p.rows)
     rows = live_rows(table.row("slot"))
     logits = bound["logits"][rows]
     _add_bias(table, rows, logits, bound["bias"])
     _penalise(table, rows, logits, bound["token_cells"])
     _mask(table, rows, logits, bound["mask"])
+    bound["logits"][rows] = logits
     draws = torch.argmax(logits, -1)  # ties: the first
     temperature = torch.from_numpy(table.row_float("temperature"))[rows]
     drawn = torch.nonzero(temperature > 0).flatten()

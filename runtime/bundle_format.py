@@ -74,7 +74,10 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a kernel call: where it lies, and which part of it the call touches."""
+    """One argument of a kernel call: where it lies, and which part of it the call touches.
+
+    `stored` is a matrix's type in the model file: a GPU has it so, the CPU device as `dtype`.
+    """
 
     buffer: str
     offset: int
@@ -82,13 +85,15 @@ class Argument:
     shape: tuple[int, ...]
     reads: str | None
     writes: str | None
+    stored: str | None = None
 
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel call of a program."""
+    """One kernel call of a program; `entry` is the kernel with these params in the cubins."""
 
     kernel: str
+    entry: str
     params: Mapping[str, Any]
     args: Mapping[str, Argument]
 
@@ -164,8 +169,17 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Unit:
+    """A translation unit: its entries by name; `kernels/<unit>/<arch>.cubin` holds them all."""
+
+    entries: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The manifest; `files` maps every other file of the bundle to its SHA-256.
+
+    `nvrtc` is the version that compiled each architecture's cubins.
 
     `digest` is the SHA-256 of the manifest itself, written with an empty digest.
     """
@@ -175,7 +189,8 @@ class Manifest:
     plan: Mapping[str, Any]
     model: ModelRecord
     targets: tuple[str, ...]
-    nvrtc: str | None
+    units: Mapping[str, Unit]
+    nvrtc: Mapping[str, str]
     prompt_exact: Mapping[str, bool]
     shape: Shape
     table: Layout

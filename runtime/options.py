@@ -12,8 +12,9 @@ from strata_runtime.errors import OptionError
 
 #: Name and meaning; the README's table is tested against this one.
 VARIABLES = {
-    "STRATA_CACHE": "folder for downloaded models (default ~/.cache/strata-compile)",
+    "STRATA_CACHE": "folder for models and compiled kernels (default ~/.cache/strata-compile)",
     "STRATA_DUMP": "folder for the compiler's dumps, as --dump",
+    "STRATA_NO_COMPILE": "1: a kernel that is not in the cache is an error (default 0)",
     "STRATA_THREADS": "threads for each stage of the CPU device (default: the cores, shared out)",
 }
 
@@ -25,6 +26,7 @@ class Environment:
     cache: Path
     dump: Path | None
     threads: int | None
+    no_compile: bool
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -36,7 +38,14 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
             raise OptionError(f"{name}: unknown variable; did you mean {', '.join(close)}?")
     cache = Path(env.get("STRATA_CACHE") or Path.home() / ".cache" / "strata-compile")
     dump = Path(env["STRATA_DUMP"]) if env.get("STRATA_DUMP") else None
-    return Environment(cache, dump, _threads(env.get("STRATA_THREADS")))
+    no_compile = _switch("STRATA_NO_COMPILE", env.get("STRATA_NO_COMPILE"))
+    return Environment(cache, dump, _threads(env.get("STRATA_THREADS")), no_compile)
+
+
+def _switch(name: str, text: str | None) -> bool:
+    if text not in (None, "", "0", "1"):
+        raise OptionError(f"{name}: {text!r} is not 0 or 1")
+    return text == "1"
 
 
 def _threads(text: str | None) -> int | None:

@@ -35,7 +35,9 @@ def _compile(args: argparse.Namespace) -> int:
     from strata_runtime.options import read_environment
 
     environment = read_environment()
-    options = CompileOptions(args.output, environment.cache, args.embed_weights)
+    options = CompileOptions(
+        args.output, environment.cache, args.embed_weights, environment.no_compile
+    )
     until = args.until or PASSES[-1]
     with Progress(PASSES[: PASSES.index(until) + 1]) as progress:
         runner = PassRunner(args.dump or environment.dump, args.until, progress.done)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from strata_compile.bundle.manifest import Parts
 from strata_compile.bundle.write import write_bundle
+from strata_compile.cubins.cache import CubinCache
+from strata_compile.cubins.entries import compile_entries
+from strata_compile.cubins.units import plan_units
 from strata_compile.dataflow.record import record_dataflow
 from strata_compile.lower.facts import facts_of
 from strata_compile.lower.programs import lower
@@ -21,7 +24,10 @@ from strata_runtime.gguf_file import GgufFile
 from strata_runtime.model_source import find_model
 
 #: The passes, in order; `--until` takes one of them.
-PASSES = ("plan", "gguf", "model", "stages", "programs", "dataflow", "memory", "place", "bundle")
+PASSES = (
+    *("plan", "gguf", "model", "stages", "programs", "dataflow"),
+    *("memory", "place", "units", "cubins", "bundle"),
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,12 @@ class CompileOptions:
     bundle: Path
     cache: Path
     embed_weights: bool = False
+    no_compile: bool = False
+
+    @property
+    def cubins(self) -> CubinCache:
+        """Where compiled kernels are kept."""
+        return CubinCache(self.cache, self.no_compile)
 
 
 def compile_plan(path: Path, options: CompileOptions, runner: PassRunner) -> Path:
@@ -43,10 +55,12 @@ def compile_plan(path: Path, options: CompileOptions, runner: PassRunner) -> Pat
     staged = run("stages", partition, plan, graph)
     programs = run("programs", lower, staged, facts)
     dataflow = run("dataflow", record_dataflow, facts.shape, len(staged.stages))
-    memory = run("memory", plan_memory, programs, staged.stages)
+    memory = run("memory", plan_memory, programs, staged.stages, plan.targets)
     placed = run("place", place_programs, memory)
-    plans = {"cpu": memory.plan}
-    parts = Parts(plan, gguf, graph.info, facts, staged.stages, plans, placed, dataflow)
+    units = run("units", plan_units, programs, plan.targets)
+    cubins = run("cubins", compile_entries, units, plan.targets, options.cubins)
+    made = (memory.plans, placed, dataflow, cubins)
+    parts = Parts(plan, gguf, graph.info, facts, staged.stages, *made)
     return run("bundle", write_bundle, parts, options.bundle, options.embed_weights)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strata_compile import __version__
+from strata_compile.cubins.entries import Cubins
 from strata_compile.dataflow.graph import Dataflow
 from strata_compile.lower.facts import Facts
 from strata_compile.model.graph import ModelInfo
@@ -20,6 +21,7 @@ from strata_runtime.bundle_format import (
     ModelRecord,
     Program,
     StageRecord,
+    Unit,
 )
 from strata_runtime.gguf_file import GgufFile
 
@@ -36,6 +38,7 @@ class Parts:
     memory: Mapping[str, MemoryPlan]
     programs: tuple[Program, ...]
     dataflow: Dataflow
+    cubins: Cubins
 
 
 def manifest_of(parts: Parts, embedded: bool, files: Mapping[str, str]) -> Manifest:
@@ -47,8 +50,9 @@ def manifest_of(parts: Parts, embedded: bool, files: Mapping[str, str]) -> Manif
         plan=parts.plan.to_json(),
         model=_model(parts, embedded),
         targets=parts.plan.targets,
-        nvrtc=None,
-        prompt_exact={"cpu": True},
+        units={u.name: Unit(tuple(e.name for e in u.entries)) for u in parts.cubins.units.units},
+        nvrtc=parts.cubins.nvrtc,
+        prompt_exact=dict.fromkeys(parts.memory, True),
         shape=facts.shape,
         table=_layout(),
         stages=tuple(_stage(s, parts.programs) for s in parts.stages),

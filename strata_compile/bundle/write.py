@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from strata_compile.bundle.manifest import Parts, manifest_of
+from strata_compile.cubins.entries import Cubins
 from strata_runtime.bundle_format import DATAFLOW, EMBEDDED_MODEL, MANIFEST, Program
 from strata_runtime.errors import BundleError
 from strata_runtime.records import encode
@@ -56,11 +57,25 @@ def _write_files(parts: Parts, folder: Path, embed_weights: bool) -> None:
         hashes[name] = _write(folder / name, _program_text(program))
     dataflow = json.dumps(parts.dataflow.to_json())
     hashes[DATAFLOW] = _write(folder / DATAFLOW, dataflow)
+    hashes |= _write_kernels(parts.cubins, folder)
     if embed_weights:
         shutil.copyfile(parts.gguf.path, folder / EMBEDDED_MODEL)
     manifest = manifest_of(parts, embed_weights, hashes)
     signed = dataclasses.replace(manifest, digest=manifest.own_digest())
     _write(folder / MANIFEST, signed.text())
+
+
+def _write_kernels(cubins: Cubins, folder: Path) -> dict[str, str]:
+    """Each unit's source beside its cubins; returns their hashes."""
+    hashes: dict[str, str] = {}
+    for unit, source in cubins.sources.items():
+        name = f"kernels/{unit}/kernel.cu"
+        (folder / name).parent.mkdir(parents=True)
+        hashes[name] = _write(folder / name, source)
+    for (unit, arch), cubin in cubins.cubins.items():
+        name = f"kernels/{unit}/{arch}.cubin"
+        hashes[name] = _write(folder / name, cubin)
+    return hashes
 
 
 def _program_text(program: Program) -> str:
@@ -70,9 +85,9 @@ def _program_text(program: Program) -> str:
     return json.dumps(head)[:-1] + ', "calls": [\n' + calls + "\n]}\n"
 
 
-def _write(path: Path, text: str) -> str:
+def _write(path: Path, content: str | bytes) -> str:
     """Write a file through to the disk; returns its SHA-256."""
-    data = text.encode()
+    data = content.encode() if isinstance(content, str) else content
     with path.open("wb") as file:
         file.write(data)
         file.flush()

@@ -19,11 +19,11 @@ from strata_compile.debug.describe import (
     USUAL_CONTEXT,
     Inspection,
     Question,
-    first_memory,
     inspect_bundle,
-    tables,
+    memory_of,
 )
 from strata_compile.debug.dot import call_graph, to_dot, widest_exec
+from strata_compile.debug.tables import tables
 from strata_runtime.bundle_load import Bundle, load_bundle
 from strata_runtime.command import Parser, run_command
 from strata_runtime.errors import OptionError
@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> Parser:
     parser = Parser(NAME, description=__doc__)
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="the bundle's folder")
+    parser.add_argument("--target", metavar="NAME", help="whose memory to count (default: first)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.add_argument(
         "--dot", type=Path, metavar="FILE", help="write each stage's widest exec for Graphviz"
@@ -80,9 +81,10 @@ def _inspect(options: argparse.Namespace) -> int:
     measured = options.bandwidth is None
     bandwidth = measure_bandwidth() if measured else options.bandwidth
     source = "measured on this machine" if measured else "given"
-    found = inspect_bundle(bundle, Question(context, bandwidth, source))
+    target = options.target or bundle.manifest.targets[0]
+    found = inspect_bundle(bundle, Question(target, context, bandwidth, source))
     if options.dot is not None:
-        _write_dot(options.dot, bundle)
+        _write_dot(options.dot, bundle, target)
     _print(json.dumps(encode(found), indent=1) + "\n" if options.json else _text(found))
     return 0
 
@@ -96,8 +98,8 @@ def _context(given: int | None, bundle: Bundle) -> int:
     return given
 
 
-def _write_dot(path: Path, bundle: Bundle) -> None:
-    graph = call_graph(widest_exec(bundle), first_memory(bundle.manifest))
+def _write_dot(path: Path, bundle: Bundle, target: str) -> None:
+    graph = call_graph(widest_exec(bundle), memory_of(bundle.manifest, target))
     try:
         path.write_text(to_dot(graph), encoding="utf-8", errors="replace")
     except OSError as error:

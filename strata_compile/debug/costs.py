@@ -124,8 +124,11 @@ def _traffic(program: Program, memory: MemoryPlan, context: int) -> dict[str, Tr
     """
     found: dict[tuple[str, str, int, bool], int] = {}
     for argument, region, writes in _accesses(program):
-        size = touched_bytes(argument, region, program.rows, context)
         role = role_of(argument.buffer, memory)
+        size = touched_bytes(argument, region, program.rows, context)
+        if argument.stored is not None:  # a GPU has the matrix in fewer bytes than the CPU device
+            whole = prod(argument.shape) * _element_bytes(argument)
+            size = size * memory.buffers[argument.buffer].bytes // whole
         key = (role, argument.buffer, argument.offset, writes)
         before = found.get(key, 0)
         found[key] = before + size if role == "scratch" else max(before, size)

@@ -20,9 +20,9 @@ HOST_ROLES = frozenset({"ring"})
 
 @dataclass(frozen=True)
 class PlannedMemory:
-    """The memory plan, and the scratch layout of each program by its name."""
+    """A memory plan for each family, and the scratch layout of each program by its name."""
 
-    plan: MemoryPlan
+    plans: Mapping[str, MemoryPlan]
     scratch: Mapping[str, Layout]
     programs: Programs
 
@@ -30,30 +30,59 @@ class PlannedMemory:
         """No two live values and no two buffers overlap; every buffer is inside its arena."""
         for program in self.programs.programs:
             verify_layout(self.scratch[program.name], scratch_lifetimes(program))
-            room = self.plan.buffers[f"{program.stage}/scratch"].bytes
+        for plan in self.plans.values():
+            self._verify_plan(plan)
+
+    def _verify_plan(self, plan: MemoryPlan) -> None:
+        for program in self.programs.programs:
+            room = plan.buffers[f"{program.stage}/scratch"].bytes
             assert self.scratch[program.name].bytes <= room, f"{program.name} leaves its scratch"
         ends: dict[str, int] = {}
-        for name, b in sorted(self.plan.buffers.items(), key=lambda i: (i[1].arena, i[1].offset)):
+        for name, b in sorted(plan.buffers.items(), key=lambda i: (i[1].arena, i[1].offset)):
             assert b.offset >= ends.get(b.arena, 0), f"{name} overlaps the buffer before it"
             ends[b.arena] = b.offset + b.bytes
-            assert ends[b.arena] <= self.plan.arenas[b.arena].bytes, f"{name} leaves {b.arena}"
+            assert ends[b.arena] <= plan.arenas[b.arena].bytes, f"{name} leaves {b.arena}"
 
     def describe(self) -> str:
-        """Arenas with their sizes, then buffers with their places."""
-        arenas = [f"{n:14} {a.bytes:14,d} bytes" for n, a in self.plan.arenas.items()]
-        buffers = [
-            f"{n:36} {b.arena:12} {b.offset:14,d} {b.bytes:14,d} {b.dtype} {b.shape}"
-            for n, b in self.plan.buffers.items()
-        ]
-        return "\n".join([*arenas, "", *buffers])
+        """Arenas with their sizes, then buffers with their places, a family at a time."""
+        return "\n\n".join(_described(family, plan) for family, plan in self.plans.items())
 
 
-def plan_memory(programs: Programs, stages: tuple[Stage, ...]) -> PlannedMemory:
-    """Arenas for the CPU target, whose weights are float32; MemoryPlanError where one is short."""
+def _described(family: str, plan: MemoryPlan) -> str:
+    arenas = [f"{n:14} {a.bytes:14,d} bytes" for n, a in plan.arenas.items()]
+    buffers = [
+        f"{n:36} {b.arena:12} {b.offset:14,d} {b.bytes:14,d} {b.dtype} {b.shape}"
+        for n, b in plan.buffers.items()
+    ]
+    return "\n".join([family, *arenas, "", *buffers])
+
+
+def families_of(targets: tuple[str, ...]) -> tuple[str, ...]:
+    """What the targets need a memory plan for: cpu, cuda, or both."""
+    return tuple(sorted({"cpu" if target == "cpu" else "cuda" for target in targets}))
+
+
+def plan_memory(
+    programs: Programs, stages: tuple[Stage, ...], targets: tuple[str, ...]
+) -> PlannedMemory:
+    """A memory plan for each family of targets; scratch lies alike in all of them.
+
+    MemoryPlanError where a stage's budget is short: a GPU's, where the plan has GPU targets.
+    """
     scratch = {p.name: assign(scratch_lifetimes(p)) for p in programs.programs}
+    families = families_of(targets)
+    plans = {f: _family_plan(f, programs, stages, scratch) for f in families}
+    _check_budgets(plans[families[-1]], stages)
+    return PlannedMemory(plans, scratch, programs)
+
+
+def _family_plan(
+    family: str, programs: Programs, stages: tuple[Stage, ...], scratch: Mapping[str, Layout]
+) -> MemoryPlan:
+    """Every arena of every stage, and its buffers one behind the other."""
     arenas: dict[str, Arena] = {}
     buffers: dict[str, Buffer] = {}
-    named = _buffers(programs)
+    named = _buffers(programs, family)
     for stage in stages:
         for role in ROLES:
             mine = {n: b for n, b in named.items() if b.arena == f"{stage.index}/{role}"}
@@ -67,24 +96,22 @@ def plan_memory(programs: Programs, stages: tuple[Stage, ...]) -> PlannedMemory:
                 buffers[name] = Buffer(
                     b.arena, place, b.bytes, b.dtype, b.shape, b.tensor, b.rotation
                 )
-    plan = MemoryPlan(arenas, buffers)
-    _check_budgets(plan, stages)
-    return PlannedMemory(plan, scratch, programs)
+    return MemoryPlan(arenas, buffers)
 
 
-def _buffers(programs: Programs) -> dict[str, Buffer]:
+def _buffers(programs: Programs, family: str) -> dict[str, Buffer]:
     """Every buffer that some call names, not yet placed, in the order of first use."""
     found: dict[str, Buffer] = {}
     for operand, arg in _named_operands(programs):
         shape = tuple(operand.count if n == -1 else n for n in arg.shape)
-        size = arg_bytes(arg, operand.count)
+        size = arg_bytes(arg, operand.count, family)
         before = found.get(operand.full_name)
         if before is None or before.bytes < size:  # the table: as long as the longest program's
             found[operand.full_name] = Buffer(
                 arena=f"{operand.stage}/{operand.role}",
                 offset=0,
                 bytes=size,
-                dtype=arg.dtype,
+                dtype=arg.stored if arg.stored and family == "cuda" else arg.dtype,
                 shape=shape,
                 tensor=operand.tensor.name if operand.tensor else None,
                 rotation=operand.rotation,

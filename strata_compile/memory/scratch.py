@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
 from strata_compile.lower.calls import LoweredProgram, Scratch
 from strata_compile.memory.offsets import Lifetime
 from strata_kernels.spec import Arg
@@ -12,9 +14,16 @@ from strata_kernels.spec import Arg
 SIZES = {"f32": 4, "f16": 2, "i32": 4, "i64": 8}
 
 
-def arg_bytes(arg: Arg, count: int = 1) -> int:
-    """Bytes of an argument; `count` stands for a leading -1."""
-    return prod(count if n == -1 else n for n in arg.shape) * SIZES[arg.dtype]
+def arg_bytes(arg: Arg, count: int = 1, family: str = "cpu") -> int:
+    """Bytes of an argument; `count` stands for a leading -1.
+
+    A GPU has matrices as they are stored, in whole blocks; the CPU device as float32.
+    """
+    elements = prod(count if n == -1 else n for n in arg.shape)
+    if arg.stored is not None and family == "cuda":
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType[arg.stored]]
+        return elements // block * size
+    return elements * SIZES[arg.dtype]
 
 
 def scratch_lifetimes(program: LoweredProgram) -> dict[str, Lifetime]:

@@ -23,7 +23,6 @@ DRAFT_KINDS_READY = frozenset({"none"})  # what this version can build
 DRAFT_KEYS = ("kind", "model", "depth", "min_p", "vocab")
 
 TARGETS = ("cpu", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-TARGETS_READY = frozenset({"cpu"})  # what this version can compile for
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,9 @@ import gguf_maker
 from strata_compile import __version__
 from strata_compile.debug import cli
 from strata_compile.debug.costs import measure_bandwidth, touched_bytes
-from strata_compile.debug.describe import Inspection, printable
+from strata_compile.debug.describe import Inspection
 from strata_compile.debug.dot import call_graph, to_dot, widest_exec
+from strata_compile.debug.tables import printable
 from strata_compile.passes import PassRunner
 from strata_compile.pipeline import CompileOptions, compile_plan
 from strata_kernels.regions import touched

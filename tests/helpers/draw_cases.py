@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from kernel_case import Segment, bind, make_table
+from kernel_case import Case, Segment, bind, make_table
 from strata_kernels import sample
 from strata_kernels.philox import uniform
 from strata_kernels.spec import padded
@@ -32,7 +32,13 @@ class Row:
 
 
 def draw(*rows: Row) -> list[int]:
-    """The kernel's tokens for up to 8 rows, each of a slot of its own.
+    """The kernel's tokens for up to 8 rows, each of a slot of its own."""
+    found: list[int] = window(*rows).run()["draws"][: len(rows)].tolist()
+    return found
+
+
+def window(*rows: Row) -> Case:
+    """A case of up to 8 rows, each of a slot of its own, not yet run.
 
     Cells that `tokens` does not fill hold token 0; those past the position hold poison.
     """
@@ -57,9 +63,7 @@ def draw(*rows: Row) -> list[int]:
         "mask": torch.from_numpy(masks.view(np.int32)),
     }
     params = sample.Params(count, vocab, CHUNKS)
-    case = bind(sample.SPEC, params, make_table(count, segments), values).run()
-    found: list[int] = case["draws"][:count].tolist()
-    return found
+    return bind(sample.SPEC, params, make_table(count, segments), values)
 
 
 def draw_many(logits: Sequence[float], count: int, **fields: float) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from strata_compile.lower.calls import LoweredCall, Named, Operand, Scratch, call
 from strata_compile.lower.prune import prune
-from strata_kernels.spec import Arg, Bound, KernelSpec, read, write
+from strata_kernels.spec import Arg, Bound, Geometry, KernelSpec, read, write
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,16 @@ def args(p: Params) -> tuple[Arg, ...]:
     return (*inputs, *(write(f"out{i}", 8) for i in range(p.outputs)))
 
 
+def geometry(p: Params) -> Geometry:
+    """One thread."""
+    return Geometry((1, 1, 1), 1)
+
+
 def reference(p: Params, bound: Bound) -> None:
     """Never run."""
 
 
-SPEC = KernelSpec("any", Params, args, reference)
+SPEC = KernelSpec("any", Params, args, geometry, reference)
 
 
 def made(number: int, inputs: list[Operand], outputs: list[Operand]) -> LoweredCall:

@@ -57,7 +57,7 @@ def stacked(*sizes: int) -> int:
 
 
 def arena_bytes(memory: PlannedMemory) -> dict[str, int]:
-    return {name: arena.bytes for name, arena in memory.plan.arenas.items()}
+    return {name: arena.bytes for name, arena in memory.plans["cpu"].arenas.items()}
 
 
 def test_arenas_by_hand(memory: PlannedMemory) -> None:
@@ -88,8 +88,10 @@ def test_arenas_by_hand(memory: PlannedMemory) -> None:
 
 
 def test_arenas_have_their_stage_role_and_side(memory: PlannedMemory) -> None:
-    assert list(memory.plan.arenas) == [f"{stage}/{role}" for stage in (0, 1) for role in ROLES]
-    for name, arena in memory.plan.arenas.items():
+    assert list(memory.plans["cpu"].arenas) == [
+        f"{stage}/{role}" for stage in (0, 1) for role in ROLES
+    ]
+    for name, arena in memory.plans["cpu"].arenas.items():
         assert name == f"{arena.stage}/{arena.role}"
         assert arena.host == (arena.role == "ring")
         assert arena.bytes > 0 and arena.bytes % ALIGNMENT == 0
@@ -97,20 +99,20 @@ def test_arenas_have_their_stage_role_and_side(memory: PlannedMemory) -> None:
     device = sum(
         size for name, size in sizes.items() if name.startswith("0/") and "ring" not in name
     )
-    assert memory.plan.stage_bytes(0) == device
-    assert memory.plan.stage_bytes(1, host=True) == sizes["1/ring"]
+    assert memory.plans["cpu"].stage_bytes(0) == device
+    assert memory.plans["cpu"].stage_bytes(1, host=True) == sizes["1/ring"]
 
 
 def test_scratch_is_that_of_the_largest_program(memory: PlannedMemory) -> None:
     for stage in (0, 1):
         sizes = [memory.scratch[p.name].bytes for p in memory.programs.programs if p.stage == stage]
         assert arena_bytes(memory)[f"{stage}/scratch"] == max(sizes)
-        assert memory.plan.buffers[f"{stage}/scratch"].bytes == max(sizes)
+        assert memory.plans["cpu"].buffers[f"{stage}/scratch"].bytes == max(sizes)
 
 
 def test_buffers_are_whole_aligned_and_apart(memory: PlannedMemory) -> None:
     ends: dict[str, int] = {}
-    for name, b in memory.plan.buffers.items():
+    for name, b in memory.plans["cpu"].buffers.items():
         assert b.offset % ALIGNMENT == 0 and b.offset >= ends.get(b.arena, 0), name
         assert b.bytes == bytes_of(*b.shape, size=SIZES[b.dtype]), name
         ends[b.arena] = b.offset + b.bytes
@@ -120,17 +122,19 @@ def test_buffers_are_whole_aligned_and_apart(memory: PlannedMemory) -> None:
 
 def test_each_weight_stands_once_in_a_stage_that_reads_it(memory: PlannedMemory) -> None:
     tensors = [
-        (name.split("/")[0], b.tensor) for name, b in memory.plan.buffers.items() if b.tensor
+        (name.split("/")[0], b.tensor)
+        for name, b in memory.plans["cpu"].buffers.items()
+        if b.tensor
     ]
     assert len(set(tensors)) == len(tensors)
     assert [stage for stage, tensor in tensors if tensor == "token_embd.weight"] == ["0", "1"]
     assert [s for s, tensor in tensors if tensor == "blk.2.ffn_up.weight"] == ["1"]
-    rotations = [name for name, b in memory.plan.buffers.items() if b.rotation]
+    rotations = [name for name, b in memory.plans["cpu"].buffers.items() if b.rotation]
     assert rotations == ["0/rotation", "1/rotation"]
 
 
 def test_cells_in_f16_take_half(tmp_path: Path) -> None:
-    half, full = (planned(tmp_path, f"kv: {kv}\n").plan.buffers for kv in ("f16", "f32"))
+    half, full = (planned(tmp_path, f"kv: {kv}\n").plans["cpu"].buffers for kv in ("f16", "f32"))
     cells = [name for name in full if ".k." in name or ".v." in name]
     assert len(cells) == 2 * LAYERS
     for name in cells:
@@ -157,8 +161,8 @@ def budget(first: int, second: int) -> str:
 
 
 def test_a_budget_is_met_to_the_byte(tmp_path: Path, memory: PlannedMemory) -> None:
-    needed = [memory.plan.stage_bytes(stage) for stage in (0, 1)]
-    assert planned(tmp_path, budget(*needed)).plan == memory.plan
+    needed = [memory.plans["cpu"].stage_bytes(stage) for stage in (0, 1)]
+    assert planned(tmp_path, budget(*needed)).plans == memory.plans
     with pytest.raises(MemoryPlanError) as caught:
         planned(tmp_path, budget(needed[0], needed[1] - 1))
     assert (caught.value.device, caught.value.short_bytes) == ("cuda:1", 1)
@@ -168,7 +172,7 @@ def test_a_budget_is_met_to_the_byte(tmp_path: Path, memory: PlannedMemory) -> N
 def test_a_budget_too_small_says_which_device_and_how_much(tmp_path: Path) -> None:
     large = {"layers": LAYERS, "vocab": 60_000}
     free = run_passes(tmp_path, "stages: [{layers: 0-1}, {layers: 2}]\n", **large)
-    short = free.memory.plan.stage_bytes(0) - 1000
+    short = free.memory.plans["cpu"].stage_bytes(0) - 1000
     with pytest.raises(MemoryPlanError) as caught:
         run_passes(tmp_path, budget(1000, 1 << 40), **large)
     error, line = caught.value, str(caught.value)
@@ -183,13 +187,15 @@ def test_the_line_alone_says_which_device_is_short(tmp_path: Path) -> None:
 
 def replaced(memory: PlannedMemory, name: str, **change: Any) -> PlannedMemory:
     """The memory with one buffer that differs."""
-    buffers = dict(memory.plan.buffers)
+    buffers = dict(memory.plans["cpu"].buffers)
     buffers[name] = dataclasses.replace(buffers[name], **change)
-    return dataclasses.replace(memory, plan=MemoryPlan(memory.plan.arenas, buffers))
+    return dataclasses.replace(
+        memory, plans={"cpu": MemoryPlan(memory.plans["cpu"].arenas, buffers)}
+    )
 
 
 def test_verify_finds_buffers_that_overlap(memory: PlannedMemory) -> None:
-    later = memory.plan.buffers["1/cells.v.2"]
+    later = memory.plans["cpu"].buffers["1/cells.v.2"]
     with pytest.raises(AssertionError, match=r"1/cells\.v\.2 overlaps"):
         replaced(memory, "1/cells.v.2", offset=later.offset - 256).verify()
     with pytest.raises(AssertionError, match="overlaps"):
@@ -197,9 +203,9 @@ def test_verify_finds_buffers_that_overlap(memory: PlannedMemory) -> None:
 
 
 def test_verify_finds_a_buffer_that_leaves_its_arena(memory: PlannedMemory) -> None:
-    last = max((b for b in memory.plan.buffers.values() if b.arena == "0/cells"), key=_end)
-    (name,) = (n for n, b in memory.plan.buffers.items() if b is last)
-    size = memory.plan.arenas["0/cells"].bytes - last.offset + 1
+    last = max((b for b in memory.plans["cpu"].buffers.values() if b.arena == "0/cells"), key=_end)
+    (name,) = (n for n, b in memory.plans["cpu"].buffers.items() if b is last)
+    size = memory.plans["cpu"].arenas["0/cells"].bytes - last.offset + 1
     with pytest.raises(AssertionError, match=f"{name} leaves 0/cells"):
         replaced(memory, name, bytes=size).verify()
 
@@ -266,7 +272,7 @@ def test_placed_programs_say_where_every_argument_lies(memory: PlannedMemory) ->
             assert call.params == dataclasses.asdict(low.params)
             for arg in low.args:
                 place = call.args[arg.name]
-                buffer = memory.plan.buffers[place.buffer]
+                buffer = memory.plans["cpu"].buffers[place.buffer]
                 size = bytes_of(*place.shape, size=SIZES[place.dtype])
                 assert place.offset + size <= buffer.bytes
                 assert (place.offset + buffer.offset) % ALIGNMENT == 0
@@ -280,5 +286,6 @@ def test_placed_programs_say_where_every_argument_lies(memory: PlannedMemory) ->
 
 def test_describe_lists_arenas_and_buffers(memory: PlannedMemory) -> None:
     arenas, buffers = memory.describe().split("\n\n")
-    assert [line.split()[0] for line in arenas.splitlines()] == list(memory.plan.arenas)
-    assert [line.split()[0] for line in buffers.splitlines()] == list(memory.plan.buffers)
+    names = [line.split()[0] for line in arenas.splitlines()]
+    assert names == ["cpu", *memory.plans["cpu"].arenas]
+    assert [line.split()[0] for line in buffers.splitlines()] == list(memory.plans["cpu"].buffers)
