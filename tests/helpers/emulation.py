@@ -153,31 +153,28 @@ class _Guarded:
 
     def __init__(self, value: torch.Tensor, band: bytes) -> None:
         raw = _raw(value)
-        self._size = len(raw)
-        self._store = np.empty(self._size + 2 * BAND + ALIGNMENT, np.uint8)
-        self._start = BAND + (-self._store.ctypes.data - BAND) % ALIGNMENT
-        pattern = np.frombuffer(band, np.uint8)
-        self._store[:] = np.resize(pattern, len(self._store))
-        self._before = self._store.copy()
-        self._store[self._start : self._start + self._size] = raw
-        self.address = self._store.ctypes.data + self._start
+        pattern = np.frombuffer(band * (BAND // len(band)), np.uint8)
+        store = np.empty(len(raw) + 2 * BAND + ALIGNMENT, np.uint8)
+        start = BAND + (-store.ctypes.data - BAND) % ALIGNMENT
+        self.address = store.ctypes.data + start
+        self._pattern = pattern
+        self._before = store[start - BAND : start]
+        self._inside = store[start : start + len(raw)]
+        self._behind = store[start + len(raw) : start + len(raw) + BAND]
+        self._before[:] = self._behind[:] = pattern
+        self._inside[:] = raw
 
     def damage(self) -> str | None:
-        """Where the bands were written first."""
-        changed = self._store != self._before
-        changed[self._start : self._start + self._size] = False
-        places = np.flatnonzero(changed) - self._start
-        if not len(places):
-            return None
-        behind = places[places >= self._size]
+        """Where the bands were written, at the place next to the buffer."""
+        behind = np.flatnonzero(self._behind != self._pattern)
         if len(behind):
-            return f"{behind[0] - self._size} bytes behind its {self._size} bytes"
-        return f"{-places[-1]} bytes before its start"
+            return f"{behind[0]} bytes behind its {len(self._inside)} bytes"
+        before = np.flatnonzero(self._before != self._pattern)
+        return f"{BAND - before[-1]} bytes before its start" if len(before) else None
 
     def content(self, like: torch.Tensor) -> torch.Tensor:
         """The tensor's bytes as they are now."""
-        inside = self._store[self._start : self._start + self._size].copy()
-        return torch.from_numpy(inside).view(like.dtype).view(like.shape)
+        return torch.from_numpy(self._inside.copy()).view(like.dtype).view(like.shape)
 
 
 def _raw(value: torch.Tensor) -> np.typing.NDArray[np.uint8]:
