@@ -156,7 +156,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Shape:
-    """How much of everything there is: what the scheduler needs to know of a bundle."""
+    """How much of everything there is: what the scheduler needs to know of a bundle.
+
+    `drafter` proposes up to `draft_depth` tokens behind a slot's real token.
+    """
 
     slots: int
     groups: int
@@ -166,6 +169,8 @@ class Shape:
     prompt_contexts: int
     max_gap_ms: float
     ring_entries: int
+    drafter: str = "none"
+    draft_depth: int = 0
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,8 @@ def _serve(
         engine = Engine(bundle.manifest, device)
         start = time.perf_counter()
         engine.submit(request, output.watch)
-        (end,) = [update for update in engine.updates() if update.finish is not None]
+        updates = list(engine.updates())
+        end = updates[-1]
     finally:
         device.close()
     text = output.finish()
@@ -137,6 +138,8 @@ def _serve(
         "tokens_per_s": round(output.tokens_per_s(start), 2),
         "finish_reason": end.finish,
         "logits_hash": end.logits_hash,
+        "drafted": sum(update.drafted for update in updates),
+        "accepted": len(output.tokens) - len(updates),
     }
     _report(args, result)
     return 0

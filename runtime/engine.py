@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from strata_runtime.bundle_format import Manifest
 from strata_runtime.device import Device, Done
+from strata_runtime.drafters import HOST_DRAFTERS, Drafter
 from strata_runtime.errors import DeviceError
-from strata_runtime.launch import Launch, Segment
+from strata_runtime.launch import Launch, Segment, Tokens
 from strata_runtime.request import FAILED, STOP, Request, check_request, cut
 from strata_runtime.scheduler import (
     Cancelled,
@@ -32,13 +33,15 @@ from strata_runtime.state import Config, initial_state
 class Update:
     """New tokens of one request; `finish` says why its text ends with them, if it does.
 
-    `logits_hash`, at the end, is a hash of all logits that the text's tokens were drawn from.
+    `logits_hash`, at the end, is a hash of all logits that the text's tokens were drawn from. Of
+    `drafted` drafts that stood in the window, one less than there are tokens was accepted.
     """
 
     request_id: int
     tokens: tuple[int, ...]
     finish: str | None = None
     logits_hash: str | None = None
+    drafted: int = 0
 
 
 @dataclass
@@ -47,6 +50,7 @@ class _Live:
 
     request: Request
     watch: Callable[[int], bool]
+    drafter: Drafter
     generated: int = 0
     digest: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=8))
 
@@ -54,9 +58,18 @@ class _Live:
 class Engine:
     """One bundle on one device. Not for several threads."""
 
-    def __init__(self, manifest: Manifest, device: Device, chunk_rows: int | None = None) -> None:
-        """`chunk_rows` bounds the live rows of a prompt chunk (tests and benchmarks)."""
+    def __init__(
+        self,
+        manifest: Manifest,
+        device: Device,
+        chunk_rows: int | None = None,
+        drafter: Callable[[Request], Drafter] | None = None,
+    ) -> None:
+        """`chunk_rows` bounds the live rows of a prompt chunk, and `drafter` makes a drafter for a
+        request in place of the bundle's (tests and benchmarks).
+        """
         self._shape = manifest.shape
+        self._drafter = drafter or (lambda request: HOST_DRAFTERS[manifest.shape.drafter]())
         self._vocab = manifest.model.vocab
         self._device = device
         self._state = initial_state(Config(len(manifest.stages), manifest.shape, chunk_rows))
@@ -82,9 +95,15 @@ class Engine:
         request = Request(
             number, request.prompt, request.max_tokens, request.end_tokens, request.sampling
         )
-        self._live[number] = _Live(request, watch or (lambda token: False))
-        self._step(Submitted(request, time.monotonic()))
+        live = _Live(request, watch or (lambda token: False), self._drafter(request))
+        live.drafter.extend(request.prompt)
+        self._live[number] = live
+        self._step(Submitted(request, time.monotonic(), self._propose(live)))
         return number
+
+    def _propose(self, live: _Live) -> Tokens:
+        """What the request's drafter thinks may follow its text."""
+        return live.drafter.propose(self._shape.draft_depth)
 
     def cancel(self, request_id: int) -> None:
         """End a request; what it has in flight drains. Nothing more is heard of it."""
@@ -165,7 +184,7 @@ class Engine:
         live, first = self._live[request.id], segment.first_row
         accepted, token = int(verdict[0]), int(verdict[1])
         if token < 0:
-            return self._ended(segment.slot, live, (), FAILED)
+            return self._ended(segment, live, (), FAILED)
         drafts = [launch.table.rows[first + i].token for i in range(1, accepted + 1)]
         kept, finish = cut(request, live.generated, [*drafts, token], self._shape.context)
         try:
@@ -179,16 +198,19 @@ class Engine:
             live.digest.update(struct.pack("<2i", *words[first + i, 2:].tolist()))
         live.generated += len(kept)
         if finish is not None:
-            return self._ended(segment.slot, live, kept, finish)
-        return Outcome(segment.slot, kept), Update(request.id, kept)
+            return self._ended(segment, live, kept, finish)
+        live.drafter.extend(kept)
+        outcome = Outcome(segment.slot, kept, drafts=self._propose(live))
+        return outcome, Update(request.id, kept, drafted=segment.count - 1)
 
     def _ended(
-        self, slot: int, live: _Live, kept: tuple[int, ...], finish: str
+        self, segment: Segment, live: _Live, kept: tuple[int, ...], finish: str
     ) -> tuple[Outcome, Update]:
         """The last outcome of a slot's text; the other slots go on."""
         number = live.request.id
         del self._live[number]
-        return Outcome(slot, kept, finish), Update(number, kept, finish, live.digest.hexdigest())
+        update = Update(number, kept, finish, live.digest.hexdigest(), segment.count - 1)
+        return Outcome(segment.slot, kept, finish), update
 
     def _step(self, event: Event) -> None:
         result = step(self._state, event)

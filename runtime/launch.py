@@ -11,6 +11,8 @@ from strata_runtime.bundle_format import Layout
 from strata_runtime.errors import BundleError
 
 Ints = npt.NDArray[np.int32]
+#: Token ids, in order.
+Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from strata_runtime.launch import Launch
+from strata_runtime.launch import Launch, Tokens
 from strata_runtime.request import CANCELLED, Request
 from strata_runtime.state import Context, Phase, Slot, State
 from strata_runtime.windows import prompt_chunk, window
@@ -18,10 +18,11 @@ from strata_runtime.windows import prompt_chunk, window
 
 @dataclass(frozen=True)
 class Submitted:
-    """A request arrived."""
+    """A request arrived; `drafts` may follow its prompt."""
 
     request: Request
     time: float = 0.0
+    drafts: Tokens = ()
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,15 @@ class Cancelled:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one slot's segment brought: the tokens that belong to its text, and why it ends."""
+    """What one slot's segment brought: the tokens that belong to its text, and why it ends.
+
+    `drafts` are proposed to follow them.
+    """
 
     slot: int
-    tokens: tuple[int, ...]
+    tokens: Tokens
     finish: str | None = None
+    drafts: Tokens = ()
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,8 @@ def step(state: State, event: Event) -> Step:
     """Take an event in, and queue everything that may now be queued."""
     finished: tuple[Finished, ...] = ()
     match event:
-        case Submitted(request):
-            state = replace(state, waiting=(*state.waiting, request))
+        case Submitted(request, _, drafts):
+            state = replace(state, waiting=(*state.waiting, (request, drafts)))
         case Cancelled(request_id):
             state, finished = _cancel(state, request_id)
         case Verdict():
@@ -97,7 +102,7 @@ def step(state: State, event: Event) -> Step:
 
 def _cancel(state: State, request_id: int) -> tuple[State, tuple[Finished, ...]]:
     ended = (Finished(request_id, CANCELLED),)
-    waiting = tuple(r for r in state.waiting if r.id != request_id)
+    waiting = tuple(w for w in state.waiting if w[0].id != request_id)
     if len(waiting) < len(state.waiting):
         return replace(state, waiting=waiting), ended
     for i, slot in enumerate(state.slots):
@@ -132,18 +137,19 @@ def _verdict(state: State, event: Verdict) -> tuple[State, tuple[Finished, ...]]
             finished.append(Finished(slot.request.id, outcome.finish))
             state = _end(state, outcome.slot)
         else:
-            state = state.with_slot(outcome.slot, _advanced(slot, outcome.tokens))
+            state = state.with_slot(outcome.slot, _advanced(slot, outcome))
     return state, tuple(finished)
 
 
-def _advanced(slot: Slot, tokens: tuple[int, ...]) -> Slot:
+def _advanced(slot: Slot, outcome: Outcome) -> Slot:
     """The slot's real token was row 0; accepted drafts follow it; the last token comes next."""
     return replace(
         slot,
         phase=Phase.READY,
-        length=slot.length + len(tokens),
-        token=tokens[-1],
-        generated=slot.generated + len(tokens),
+        length=slot.length + len(outcome.tokens),
+        token=outcome.tokens[-1],
+        generated=slot.generated + len(outcome.tokens),
+        drafts=outcome.drafts,
     )
 
 
@@ -160,9 +166,9 @@ def _admit(state: State) -> State:
     """Give free slots to waiting requests, in the order of arrival."""
     for index, slot in enumerate(state.slots):
         if slot.phase is Phase.FREE and state.waiting:
-            request, *rest = state.waiting
+            (request, drafts), *rest = state.waiting
             first = replace(
-                Slot(epoch=slot.epoch + 1, request=request, served=slot.served),
+                Slot(epoch=slot.epoch + 1, request=request, served=slot.served, drafts=drafts),
                 phase=Phase.PROMPT if len(request.prompt) > 1 else Phase.READY,
             )
             state = replace(state.with_slot(index, first), waiting=tuple(rest))

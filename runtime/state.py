@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TypeVar
 
 from strata_runtime.bundle_format import Shape
+from strata_runtime.launch import Tokens
 from strata_runtime.request import Request
 
 T = TypeVar("T")
@@ -24,7 +25,8 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Slot:
-    """One conversation; `length` cells are committed or queued, and `token` comes next.
+    """One conversation; `length` cells are committed or queued, and `token` comes next, which
+    `drafts` may follow.
 
     `in_flight` counts its windows and chunks; `served` is when a window last took it.
     """
@@ -37,6 +39,7 @@ class Slot:
     generated: int = 0
     in_flight: int = 0
     served: int = 0
+    drafts: Tokens = ()
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class State:
     slots: tuple[Slot, ...]
     contexts: tuple[Context, ...]
     readers: tuple[tuple[int, ...], ...]
-    waiting: tuple[Request, ...] = ()
+    waiting: tuple[tuple[Request, Tokens], ...] = ()
     next_id: int = 1
     costs: tuple[tuple[int, float], ...] = ()
 

@@ -15,6 +15,7 @@ def window(state: State) -> Queued:
     """The next window, if a context is free and a slot is ready; else no launches.
 
     Live slots are spread over the windows that may be in flight, those served longest ago first.
+    Each gets a row for its real token, then the rows that are left are shared out among drafts.
     """
     shape = state.config.shape
     ready = [i for i, s in enumerate(state.slots) if s.phase is Phase.READY]
@@ -24,18 +25,50 @@ def window(state: State) -> Queued:
     share = min(-(-state.decoding // shape.groups), shape.row_limit)
     oldest = sorted(ready, key=lambda i: (state.slots[i].served, i))[:share]
     taken, context = tuple(sorted(oldest)), free[0]
-    rows = tuple(
-        _row(state, slot, state.slots[slot].length, row, 0, context * shape.row_limit + row)
-        for row, slot in enumerate(taken)
-    )
-    segments = tuple(
-        Segment(slot, state.slots[slot].epoch, row, 1) for row, slot in enumerate(taken)
-    )
+    rows: list[Row] = []
+    segments: list[Segment] = []
+    for slot, drafts in zip(taken, _shared_out(state, taken), strict=True):
+        first = len(rows)
+        rows += _segment_rows(state, slot, drafts, first, context * shape.row_limit)
+        segments.append(Segment(slot, state.slots[slot].epoch, first, 1 + drafts))
     for slot in taken:
         s = state.slots[slot]
         s = replace(s, phase=Phase.WINDOW, in_flight=s.in_flight + 1, served=state.next_id)
         state = state.with_slot(slot, s)
-    return _launch(state, len(rows), Table("exec", context, rows, segments), taken)
+    table = Table("exec", context, tuple(rows), tuple(segments))
+    return _launch(state, len(rows), table, taken)
+
+
+def _shared_out(state: State, taken: tuple[int, ...]) -> list[int]:
+    """How many drafts each slot's segment gets: one each in turn while rows are left.
+
+    A first draft is worth more than a second. None is worth anything behind the last token that
+    the request may have, and none stands at or past `context`.
+    """
+    shape = state.config.shape
+    left, granted = shape.row_limit - len(taken), [0] * len(taken)
+    most = [_drafts_of_use(state, slot) for slot in taken]
+    for depth in range(1, shape.row_limit):
+        for i, wanted in enumerate(most):
+            if wanted >= depth and left:
+                granted[i], left = depth, left - 1
+    return granted
+
+
+def _drafts_of_use(state: State, index: int) -> int:
+    slot = state.slots[index]
+    room = state.config.shape.context - 1 - slot.length
+    return min(len(slot.drafts), room, _request(slot).max_tokens - slot.generated - 1)
+
+
+def _segment_rows(state: State, index: int, drafts: int, first: int, handoff: int) -> list[Row]:
+    """A slot's real token and its drafts, at the positions behind its committed length."""
+    slot = state.slots[index]
+    rows = [_row(state, index, slot.length, first, 0, handoff + first)]
+    for i, token in enumerate(slot.drafts[:drafts], 1):
+        row = replace(rows[0], position=slot.length + i, token=token, index=i)
+        rows.append(replace(row, handoff_row=handoff + first + i))
+    return rows
 
 
 def prompt_chunk(state: State) -> Queued:

@@ -28,6 +28,8 @@ class Facts:
     vocab: int
     width: int
     max_gap_ms: float
+    drafter: str = "none"
+    draft_depth: int = 0
 
     @property
     def chunks(self) -> int:
@@ -56,6 +58,8 @@ class Facts:
             prompt_contexts=PROMPT_CONTEXTS,
             max_gap_ms=self.max_gap_ms,
             ring_entries=RING_ENTRIES,
+            drafter=self.drafter,
+            draft_depth=self.draft_depth,
         )
 
 
@@ -70,4 +74,6 @@ def facts_of(plan: Plan, info: ModelInfo) -> Facts:
         vocab=info.vocab,
         width=info.width,
         max_gap_ms=plan.prompt.max_gap_ms,
+        drafter=plan.draft.kind,
+        draft_depth=plan.draft.depth,
     )

@@ -30,6 +30,7 @@ from strata_compile.plan.schema import (
     KV_FORMATS_LATER,
     LAYER_LIMIT,
     MEMORY_LIMIT,
+    NGRAM_DEPTH,
     PLAN_KEYS,
     PROMPT_KEYS,
     PROMPT_SIZE_LIMIT,
@@ -206,19 +207,30 @@ def _kv(field: Field) -> KvFormat:
 
 def _draft(field: Field) -> DraftSpec:
     if field.kind != "mapping":
-        return DraftSpec(_draft_kind(field))
+        return _default_draft(_draft_kind(field))
     fields = read_mapping(field, DRAFT_KEYS)
     kind = _key(fields, "kind", _draft_kind, DraftSpec.kind)
+    read = {"kind"} if kind == "none" else {"kind", "depth"}
     for name, entry in fields.items():
-        if name != "kind":  # with no drafter nothing would read it
+        if name not in read:  # nothing would read it
             raise entry.error(f"has no effect where the draft kind is {kind}: leave it out")
-    return DraftSpec(kind)
+    return DraftSpec(kind, _key(fields, "depth", _depth, _default_draft(kind).depth))
+
+
+def _default_draft(kind: str) -> DraftSpec:
+    return DraftSpec(kind, NGRAM_DEPTH if kind == "ngram" else 0)
+
+
+def _depth(field: Field) -> int:
+    # The slot's real token takes the first row of its window.
+    return read_int(field, 1, ROW_LIMIT - 1)
 
 
 def _draft_kind(field: Field) -> str:
     kind = read_choice(field, DRAFT_KINDS)
     if kind not in DRAFT_KINDS_READY:
-        raise field.error(f"drafters ({kind}) are not in this version: write 'draft: none'")
+        ready = ", ".join(sorted(DRAFT_KINDS_READY))
+        raise field.error(f"the drafter {kind} is not in this version: write one of {ready}")
     return kind
 
 

@@ -19,7 +19,8 @@ KV_FORMATS: tuple[KvFormat, ...] = ("f32", "f16")
 KV_FORMATS_LATER = frozenset({"int8"})  # known words that this version cannot build
 
 DRAFT_KINDS = ("none", "mtp", "ngram")
-DRAFT_KINDS_READY = frozenset({"none"})  # what this version can build
+DRAFT_KINDS_READY = frozenset({"none", "ngram"})  # what this version can build
+NGRAM_DEPTH = 3  # drafts a window, where the plan says nothing
 DRAFT_KEYS = ("kind", "model", "depth", "min_p", "vocab")
 
 TARGETS = ("cpu", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -67,9 +68,14 @@ class StagesSpec:
 
 @dataclasses.dataclass(frozen=True)
 class DraftSpec:
-    """Who proposes drafts: so far nobody."""
+    """Who proposes drafts, and at most how many behind a slot's real token."""
 
     kind: str = "none"
+    depth: int = 0
+
+    def to_json(self) -> dict[str, object]:
+        """Return the drafter as plan.yaml would say it."""
+        return {"kind": self.kind} | ({"depth": self.depth} if self.depth else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +119,7 @@ class Plan:
             "groups": self.groups,
             "context": self.context,
             "kv": self.kv,
-            "draft": {"kind": self.draft.kind},
+            "draft": self.draft.to_json(),
             "prompt": {"max_gap_ms": self.prompt.max_gap_ms, "sizes": list(self.prompt.sizes)},
             "targets": list(self.targets),
         }

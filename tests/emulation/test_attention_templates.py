@@ -11,6 +11,7 @@ import torch
 
 from emulation import ORDERS, compare, needs_compiler, prepare, run
 from kernel_case import Case, Segment, bind, bits, make_table
+from missing_barrier import without_barrier
 from row_company import case_of, own_bytes
 from strata_kernels import attention, attention_merge, prompt_attention, rope_store
 from strata_kernels.registry import KERNELS
@@ -72,7 +73,7 @@ def units() -> None:
         prepare(entries)
 
 
-#: By rows: histories of 1, 63, 64, 65 and 130 cells, several slots, several rows of one, inert rows.
+#: By rows: histories of 1, 63, 64, 65, 130 cells; several slots, rows of one, and inert rows.
 TABLES: dict[int, list[Sequence[Segment]]] = {
     1: [[Segment(2, length - 1)] for length in (1, 63, 64, 65, 130)] + [[]],
     2: [[Segment(1, 63, (1, 1))], [Segment(3, 129, gap=1)]],
@@ -187,6 +188,15 @@ def test_scores_of_any_size() -> None:
     values |= {"v_cells": case["v_cells"]}
     found = checked(bind(attention.SPEC, params(0, 8), table, values))
     assert float(found["partials"][6, :2, :, -1].max()) > 100  # float32's exp ends at 88
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_every_barrier_is_needed(number: int) -> None:
+    """Behind the maxima, behind the weights, behind the query: none can be left out."""
+    case = bind(prompt_attention.SPEC, params(3, 8), windows(8)[1])
+    entry = Entry(case.spec, case.params)
+    with pytest.raises(AssertionError):
+        compare(entry, case.tensors, tolerance=TOLERANCE, library=without_barrier(entry, number))
 
 
 # ---- one row, wherever it stands

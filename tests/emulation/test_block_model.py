@@ -98,6 +98,8 @@ KERNEL atomics(i32* count, i32* bits, i64* sums, i32* before) {
   atomic_add(reinterpret_cast<u64*>(sums), u64(thread_x()) << 33);
   atomic_max(reinterpret_cast<u64*>(sums) + 1, u64(thread_x() * 37 % 64) << 34);
 }
+
+KERNEL too_early(float* out) { out[-2] = 0; }
 """
 
 #: Each has a fault, and what its message says.
@@ -137,6 +139,7 @@ LAUNCHES = [
     HostEntry("warp_reverse", PAIR, Geometry((1, 1, 1), THREADS)),
     HostEntry("fresh_shared", ("i32",), Geometry((2, 1, 1), THREADS, 4 * THREADS)),
     HostEntry("atomics", ("i32", "i32", "i64", "i32"), Geometry((1, 1, 1), THREADS)),
+    HostEntry("too_early", ("float",), Geometry((1, 1, 1), THREADS)),
 ]
 RACE_NAMES = ("reverse", "tree", "handover")
 
@@ -277,6 +280,11 @@ def test_writes_outside_a_buffer_are_found(short: int) -> None:
     with pytest.raises(EmulationFault, match="argument 1 was written 0 bytes behind"):
         races(True).run("reverse", [X, out], ASCENDING)
     assert not out.any()
+
+
+def test_writes_before_a_buffer_are_found() -> None:
+    with pytest.raises(EmulationFault, match="argument 0 was written 5 bytes before"):
+        kernels().run("too_early", [torch.zeros(1)], ASCENDING)
 
 
 def test_a_source_that_does_not_compile_says_why() -> None:

@@ -118,7 +118,7 @@ class SchedulerRun:
         assert all(new.epoch - old.epoch in (0, 1) for old, new in pairs)
         self.admitted += sorted(slot.request.id for slot in fresh if slot.request)
         assert self.admitted == sorted(self.admitted)
-        waiting = [request.id for request in self.state.waiting]
+        waiting = [request.id for request, _ in self.state.waiting]
         assert waiting == sorted(waiting) and all(n not in self.admitted for n in waiting)
         assert not waiting or not self.admitted or waiting[0] > self.admitted[-1]
         assert not waiting or all(slot.phase is not Phase.FREE for slot in self.state.slots)

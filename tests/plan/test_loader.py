@@ -75,7 +75,7 @@ def test_example_without_drafter_and_gpus() -> None:
 
 
 def test_example_as_it_stands_names_what_comes_later() -> None:
-    check_report(fault(EXAMPLE), 9, "draft.kind", "mtp|not in this version|draft: none")
+    check_report(fault(EXAMPLE), 9, "draft.kind", "mtp|not in this version|ngram, none")
     assert parse(NO_DRAFT).targets == ("cpu", "sm_86", "sm_90")
 
 
@@ -183,7 +183,9 @@ BROKEN: dict[str, tuple[str, int, str, str]] = {
     "kv with a slip": ("m\nkv: fp16\n", 2, "kv", "did you mean 'f16'?"),
     "kv is a number": ("m\nkv: 16\n", 2, "kv", "one of f32, f16|the number '16'"),
     # drafts, prompts, targets
-    "ngram drafts": ("m\ndraft: ngram\n", 2, "draft", "ngram|not in this version|draft: none"),
+    "mtp drafts": ("m\ndraft: mtp\n", 2, "draft", "mtp|not in this version|ngram, none"),
+    "ngram depth": ("m\ndraft: {kind: ngram, depth: 8}\n", 2, "draft.depth", "between 1 and 7|8"),
+    "ngram min_p": ("m\ndraft: {kind: ngram, min_p: 0.5}\n", 2, "draft.min_p", "no effect|ngram"),
     "draft kind": ("m\ndraft:\n  kind: mpt\n", 3, "draft.kind", "did you mean 'mtp'?"),
     "draft word": ("m\ndraft: nune\n", 2, "draft", "did you mean 'none'?"),
     "draft is a truth value": ("m\ndraft: off\n", 2, "draft", "one of none, mtp, ngram|'off'"),

@@ -155,7 +155,7 @@ def test_slots_are_given_in_the_order_of_arrival() -> None:
     run = make_run(2, make_shape(2, 1))
     for seed in range(7):
         run.submit(tokens(1 + 3 * seed, seed), 1 + seed % 3)
-    assert run.admitted == [1, 2] and [r.id for r in run.state.waiting] == [3, 4, 5, 6, 7]
+    assert run.admitted == [1, 2] and [r.id for r, _ in run.state.waiting] == [3, 4, 5, 6, 7]
     run.cancel(4)
     run.drain()
     assert run.admitted == [1, 2, 3, 5, 6, 7]
