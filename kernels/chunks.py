@@ -95,8 +95,9 @@ def groups_of(table: TableView) -> tuple[Group, ...]:
 def _groups(slots: bytes, indices: bytes, positions: bytes) -> tuple[Group, ...]:
     slot, index, position = (np.frombuffer(b, np.int32) for b in (slots, indices, positions))
     live = np.flatnonzero(slot >= 0)
-    starts = np.flatnonzero(index[live] % ROW_LIMIT == 0)  # rows of a segment stand in order
-    blocks = np.split(live, starts[1:]) if len(live) else []
+    # Rows of a segment stand together, in order.
+    new = (index[live][1:] % ROW_LIMIT == 0) | (slot[live][1:] != slot[live][:-1])
+    blocks = np.split(live, np.flatnonzero(new) + 1) if len(live) else []
     groups: list[Group] = []
     taken: list[npt.NDArray[np.int64]] = []
     total = 0

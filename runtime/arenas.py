@@ -54,11 +54,14 @@ class Arenas:
         size = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
         return self._bytes[arena][offset : offset + size].view(DTYPES[dtype]).view(shape)
 
-    def fill(self, gguf: GgufFile) -> None:
-        """Fill the weights from the model file, as float32."""
+    def fill(self, gguf: GgufFile, draft: GgufFile | None = None) -> None:
+        """Fill the weights from the model file and the drafter's, as float32."""
         for name, b in self._plan.buffers.items():
             if b.tensor is not None:
-                gguf.dequantize_into(b.tensor, self.buffer(name).numpy())
+                source = gguf if b.file == "model" else draft
+                if source is None:
+                    raise DeviceError(f"cpu: {name} is in the drafter's file, which is not open")
+                source.dequantize_into(b.tensor, self.buffer(name).numpy())
             elif b.rotation is not None:
                 self.buffer(name).numpy()[...] = rotation_table(b, b.rotation, gguf)
 

@@ -18,7 +18,7 @@ FORMAT_VERSION = 1
 
 MANIFEST = "manifest.json"
 DATAFLOW = "dataflow.json"
-EMBEDDED_MODEL = "model.gguf"
+EMBEDDED_MODEL, EMBEDDED_DRAFT = "model.gguf", "draft.gguf"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A named range of an arena; `tensor` or `rotation` says what fills it at load."""
+    """A named range of an arena; `tensor` or `rotation` says what fills it at load.
+
+    A tensor is in the model file, or, where `file` is `draft`, in the drafter's.
+    """
 
     arena: str
     offset: int
@@ -45,6 +48,7 @@ class Buffer:
     shape: tuple[int, ...]
     tensor: str | None
     rotation: Rotation | None
+    file: str = "model"
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,11 @@ class Program:
         """`<kind>.r<rows>`: the name within its stage."""
         return f"{self.kind}.r{self.rows}"
 
+    @property
+    def table_rows(self) -> int:
+        """Rows of its table: a draft program's `rows` are its steps, for a window of any width."""
+        return int(self.calls[0].params["rows"])
+
 
 @dataclass(frozen=True)
 class StageRecord:
@@ -137,6 +146,16 @@ class ModelRecord:
     layers: int
     vocab: int
     context: int
+
+
+@dataclass(frozen=True)
+class DraftRecord:
+    """The drafter's own file: how the plan names it, where it was, and what it must be."""
+
+    reference: str
+    path: str
+    sha256: str
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -193,6 +212,7 @@ class Manifest:
     compiler: str
     plan: Mapping[str, Any]
     model: ModelRecord
+    draft: DraftRecord | None
     targets: tuple[str, ...]
     units: Mapping[str, Unit]
     nvrtc: Mapping[str, str]

@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from strata_runtime.bundle_format import EMBEDDED_MODEL, FORMAT_VERSION, MANIFEST, Manifest, Program
+from strata_runtime.bundle_format import (
+    EMBEDDED_DRAFT,
+    EMBEDDED_MODEL,
+    FORMAT_VERSION,
+    MANIFEST,
+    Manifest,
+    Program,
+)
 from strata_runtime.errors import BundleError, ModelError
 from strata_runtime.gguf_file import GgufFile
 from strata_runtime.model_source import find_model
@@ -109,6 +116,25 @@ def open_weights(bundle: Bundle, cache: Path, override: Path | None = None) -> G
             f"{gguf.path}: another model file: {'; '.join(wrong)}; compile again, or name the "
             "right file with --model"
         )
+    return gguf
+
+
+def open_draft(bundle: Bundle, cache: Path) -> GgufFile | None:
+    """The drafter's own file, where the bundle has one: in the bundle, or where it was.
+
+    BundleError where it is another file than the one that was compiled.
+    """
+    record = bundle.manifest.draft
+    if record is None:
+        return None
+    path = bundle.folder / EMBEDDED_DRAFT
+    if not path.is_file():
+        path = Path(record.path)
+    if not path.is_file():
+        path = find_model(record.reference, bundle.folder, cache)
+    gguf = GgufFile.open(path)
+    if gguf.sha256() != record.sha256:
+        raise BundleError(f"{path}: another drafter than the one compiled for; compile again")
     return gguf
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from strata_runtime.bundle_load import Bundle, load_bundle, open_weights
+from strata_runtime.bundle_load import Bundle, load_bundle, open_draft, open_weights
 from strata_runtime.chat import ChatTemplate, encode_chat
 from strata_runtime.command import Parser, positive_int, run_command
 from strata_runtime.errors import OptionError, RequestError
@@ -119,7 +119,8 @@ def _serve(
     from strata_runtime.cpu_device import CpuDevice
     from strata_runtime.engine import Engine
 
-    device = CpuDevice(bundle, gguf, args.threads or environment.threads)
+    draft = open_draft(bundle, environment.cache)
+    device = CpuDevice(bundle, gguf, args.threads or environment.threads, draft)
     try:
         engine = Engine(bundle.manifest, device)
         start = time.perf_counter()

@@ -111,14 +111,23 @@ class _Stage:
 class CpuDevice:
     """Arenas, one worker thread a stage, and the launches that are not complete."""
 
-    def __init__(self, bundle: Bundle, gguf: GgufFile, threads: int | None = None) -> None:
-        """Allocate, fill, bind, and start the workers; `threads` for each (default: its share)."""
+    def __init__(
+        self,
+        bundle: Bundle,
+        gguf: GgufFile,
+        threads: int | None = None,
+        draft: GgufFile | None = None,
+    ) -> None:
+        """Allocate, fill, bind, and start the workers; `threads` for each (default: its share).
+
+        `draft` is the drafter's own file, where the bundle has one.
+        """
         manifest = bundle.manifest
         if "cpu" not in manifest.memory:
             found = ", ".join(manifest.targets)
             raise DeviceError(f"{bundle.folder}: compiled for {found}, not for cpu; add the target")
         self.arenas = Arenas(manifest.memory["cpu"])
-        self.arenas.fill(gguf)
+        self.arenas.fill(gguf, draft)
         self._writer = TableWriter(manifest.table)
         self._verdict = self.arenas.buffer(f"{len(manifest.stages) - 1}/verdict").numpy()
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
@@ -129,7 +138,7 @@ class CpuDevice:
 
     def _stage(self, bundle: Bundle, stage: int) -> _Stage:
         programs = {
-            name: (p.rows, bind(p, self.arenas))
+            name: (p.table_rows, bind(p, self.arenas))
             for (s, name), p in bundle.programs.items()
             if s == stage
         }
@@ -174,6 +183,12 @@ class CpuDevice:
     def verdict(self, context: int) -> npt.NDArray[np.int32]:
         """A copy of a window context's verdict words, shape (row limit, 4)."""
         words: npt.NDArray[np.int32] = self._verdict[context].copy()
+        return words
+
+    def drafts(self, context: int) -> npt.NDArray[np.int32]:
+        """A copy of a window context's draft words, shape (row limit, 1 + 2 · most drafts)."""
+        buffer = self.arenas.buffer(f"{len(self._stages) - 1}/drafts")
+        words: npt.NDArray[np.int32] = buffer[context].numpy().copy()
         return words
 
     def close(self) -> None:

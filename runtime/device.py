@@ -33,5 +33,8 @@ class Device(Protocol):
     def verdict(self, context: int) -> npt.NDArray[np.int32]:
         """A copy of a window context's verdict words, shape (row limit, 4)."""
 
+    def drafts(self, context: int) -> npt.NDArray[np.int32]:
+        """A copy of a window context's draft words, shape (row limit, 1 + 2 · most drafts)."""
+
     def close(self) -> None:
         """Let what is queued end, and free everything."""

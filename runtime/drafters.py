@@ -92,4 +92,8 @@ class ReplayDrafter:
 
 
 #: Drafters by the plan's word for them.
-HOST_DRAFTERS: dict[str, Callable[[], Drafter]] = {"none": NoDrafter, "ngram": NgramDrafter}
+HOST_DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "none": NoDrafter,
+    "ngram": NgramDrafter,
+    "mtp": NoDrafter,  # its programs propose, on the device
+}

@@ -20,6 +20,7 @@ from strata_runtime.request import FAILED, STOP, Request, check_request, cut
 from strata_runtime.scheduler import (
     Cancelled,
     ChunkDone,
+    Drafts,
     Event,
     Outcome,
     Submitted,
@@ -138,6 +139,8 @@ class Engine:
             raise self._failed from done.error
         if launch.table.kind == "exec":
             self._window_done(launch)
+        elif launch.table.kind == "draft":
+            self._chain_done(launch)
         else:
             self._chunk_done(launch, done)
 
@@ -149,6 +152,13 @@ class Engine:
         if self._is_last(launch):
             del self._chunk_ms[context]
             self._step(ChunkDone(context, slowest, time.monotonic()))
+
+    def _chain_done(self, launch: Launch) -> None:
+        """Each segment's drafts, with what the device counted of them."""
+        context, segments = launch.table.context, launch.table.segments
+        words = self._device.drafts(context)
+        drafts = tuple(tuple(line[1 : 1 + 2 * line[0] : 2].tolist()) for line in words)
+        self._step(Drafts(context, drafts[: len(segments)], time.monotonic()))
 
     def _is_last(self, launch: Launch) -> bool:
         return launch.id == self._state.contexts[launch.table.context].last_launch

@@ -56,6 +56,15 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Drafts:
+    """A draft program has ended: what it proposes for each segment of its window."""
+
+    context: int
+    drafts: tuple[Tokens, ...]
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
 class ChunkDone:
     """A prompt chunk has left the last stage, `elapsed_ms` after it was begun there."""
 
@@ -64,7 +73,7 @@ class ChunkDone:
     time: float = 0.0
 
 
-Event = Submitted | Cancelled | Verdict | ChunkDone
+Event = Submitted | Cancelled | Verdict | Drafts | ChunkDone
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,8 @@ def step(state: State, event: Event) -> Step:
             state, finished = _cancel(state, request_id)
         case Verdict():
             state, finished = _verdict(state, event)
+        case Drafts():
+            state = _drafts(state, event)
         case ChunkDone():
             state = _chunk_done(state, event)
     state, launches = _queue(_admit(state))
@@ -125,11 +136,14 @@ def _settle(state: State, index: int) -> State:
 
 
 def _verdict(state: State, event: Verdict) -> tuple[State, tuple[Finished, ...]]:
+    """The context is free, or, where a chain is queued behind the window, at the chain's end."""
     finished: list[Finished] = []
-    state = state.with_context(event.context, Context())
+    chain = state.contexts[event.context].chain
+    if not chain:
+        state = state.with_context(event.context, Context())
     for outcome in event.outcomes:
         slot = state.slots[outcome.slot]
-        slot = replace(slot, in_flight=slot.in_flight - 1)
+        slot = replace(slot, in_flight=slot.in_flight - (not chain))
         state = state.with_slot(outcome.slot, slot)
         if slot.request is None:
             state = _settle(state, outcome.slot)
@@ -137,15 +151,29 @@ def _verdict(state: State, event: Verdict) -> tuple[State, tuple[Finished, ...]]
             finished.append(Finished(slot.request.id, outcome.finish))
             state = _end(state, outcome.slot)
         else:
-            state = state.with_slot(outcome.slot, _advanced(slot, outcome))
+            phase = Phase.DRAFTING if chain else Phase.READY
+            state = state.with_slot(outcome.slot, _advanced(slot, outcome, phase))
     return state, tuple(finished)
 
 
-def _advanced(slot: Slot, outcome: Outcome) -> Slot:
+def _drafts(state: State, event: Drafts) -> State:
+    """The slots of the window may go on, each with its drafts; those that ended have drained."""
+    slots = state.contexts[event.context].slots
+    state = state.with_context(event.context, Context())
+    for index, drafts in zip(slots, event.drafts, strict=True):
+        slot = state.slots[index]
+        slot = replace(slot, in_flight=slot.in_flight - 1)
+        if slot.phase is Phase.DRAFTING:
+            slot = replace(slot, phase=Phase.READY, drafts=drafts)
+        state = _settle(state.with_slot(index, slot), index)
+    return state
+
+
+def _advanced(slot: Slot, outcome: Outcome, phase: Phase) -> Slot:
     """The slot's real token was row 0; accepted drafts follow it; the last token comes next."""
     return replace(
         slot,
-        phase=Phase.READY,
+        phase=phase,
         length=slot.length + len(outcome.tokens),
         token=outcome.tokens[-1],
         generated=slot.generated + len(outcome.tokens),

@@ -20,6 +20,7 @@ class Phase(Enum):
     PROMPT = "prompt"  # tokens of its prompt are not queued yet
     READY = "ready"  # its real token can go into a window
     WINDOW = "window"  # a window with it is in flight
+    DRAFTING = "drafting"  # its verdict is there, its drafts are not
     DRAINING = "draining"  # its text has ended, what it queued has not
 
 
@@ -44,11 +45,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class Context:
-    """A window context: the slots of what is in flight in it, its last launch, its rows."""
+    """A window context: the slots of what is in flight in it, its last launch, its rows.
+
+    `chain` is the launch of a draft program behind its window, or 0.
+    """
 
     slots: tuple[int, ...] = ()
     last_launch: int = 0
     program_rows: int = 0
+    chain: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,12 +98,15 @@ class State:
     @property
     def decoding(self) -> int:
         """Slots whose text is being drawn."""
-        return sum(s.phase in (Phase.READY, Phase.WINDOW) for s in self.slots)
+        return sum(s.phase in _DECODING for s in self.slots)
 
     @property
     def idle(self) -> bool:
         """Is nothing queued, in flight or waiting?"""
         return not self.waiting and all(s.phase is Phase.FREE for s in self.slots)
+
+
+_DECODING = frozenset({Phase.READY, Phase.WINDOW, Phase.DRAFTING})
 
 
 def _put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:

@@ -10,6 +10,9 @@ from strata_runtime.state import Context, Phase, Slot, State
 
 Queued = tuple[State, tuple[Launch, ...]]
 
+#: Drafters that are programs; others answer from the host.
+DEVICE_DRAFTERS = frozenset({"mtp"})
+
 
 def window(state: State) -> Queued:
     """The next window, if a context is free and a slot is ready; else no launches.
@@ -30,13 +33,38 @@ def window(state: State) -> Queued:
     for slot, drafts in zip(taken, _shared_out(state, taken), strict=True):
         first = len(rows)
         rows += _segment_rows(state, slot, drafts, first, context * shape.row_limit)
-        segments.append(Segment(slot, state.slots[slot].epoch, first, 1 + drafts))
+        depth = _depth(state, slot) if shape.drafter in DEVICE_DRAFTERS else 0
+        segments.append(Segment(slot, state.slots[slot].epoch, first, 1 + drafts, depth))
     for slot in taken:
         s = state.slots[slot]
         s = replace(s, phase=Phase.WINDOW, in_flight=s.in_flight + 1, served=state.next_id)
         state = state.with_slot(slot, s)
     table = Table("exec", context, tuple(rows), tuple(segments))
-    return _launch(state, len(rows), table, taken)
+    state, launches = _launch(state, len(rows), table, taken)
+    return _chain(state, table, launches)
+
+
+def _chain(state: State, table: Table, launches: tuple[Launch, ...]) -> Queued:
+    """The window's launches, and right behind the last stage's its draft program, if any.
+
+    The chain reads the verdict on the device, so that nobody waits for the host in between.
+    """
+    steps = max(segment.depth for segment in table.segments)
+    if not steps:
+        return state, launches
+    number, context = state.next_id, state.contexts[table.context]
+    chain = Launch(number, launches[-1].stage, f"draft.r{steps}", replace(table, kind="draft"))
+    state = replace(state, next_id=number + 1)
+    state = state.with_context(table.context, replace(context, chain=number))
+    return state, (*launches, chain)
+
+
+def _depth(state: State, index: int) -> int:
+    """Drafts that are of use behind a window that accepts none: a window later fewer may be."""
+    shape, slot = state.config.shape, state.slots[index]
+    room = shape.context - 2 - slot.length
+    left = _request(slot).max_tokens - slot.generated - 2
+    return max(0, min(shape.draft_depth, room, left))
 
 
 def _shared_out(state: State, taken: tuple[int, ...]) -> list[int]:

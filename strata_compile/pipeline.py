@@ -16,6 +16,9 @@ from strata_compile.lower.programs import lower
 from strata_compile.memory.place import place_programs
 from strata_compile.memory.plan import plan_memory
 from strata_compile.model.build import build_model
+from strata_compile.model.graph import ModelGraph
+from strata_compile.model.nextn import build_drafter
+from strata_compile.model.tensors import TensorReader
 from strata_compile.passes import PassRunner
 from strata_compile.plan.loader import load_plan
 from strata_compile.plan.schema import Plan
@@ -25,7 +28,7 @@ from strata_runtime.model_source import find_model
 
 #: The passes, in order; `--until` takes one of them.
 PASSES = (
-    *("plan", "gguf", "model", "stages", "programs", "dataflow"),
+    *("plan", "gguf", "model", "drafter", "stages", "programs", "dataflow"),
     *("memory", "place", "units", "cubins", "bundle"),
 )
 
@@ -52,7 +55,9 @@ def compile_plan(path: Path, options: CompileOptions, runner: PassRunner) -> Pat
     gguf = run("gguf", open_model, plan, options.cache)
     graph = run("model", build_model, gguf)
     facts = facts_of(plan, graph.info)
-    staged = run("stages", partition, plan, graph)
+    draft = open_draft(plan, options.cache)
+    drafter = run("drafter", drafter_of, plan, draft, graph)
+    staged = run("stages", partition, plan, graph, drafter)
     programs = run("programs", lower, staged, facts)
     dataflow = run("dataflow", record_dataflow, facts.shape, len(staged.stages))
     memory = run("memory", plan_memory, programs, staged.stages, plan.targets)
@@ -60,8 +65,23 @@ def compile_plan(path: Path, options: CompileOptions, runner: PassRunner) -> Pat
     units = run("units", plan_units, programs, plan.targets)
     cubins = run("cubins", compile_entries, units, plan.targets, options.cubins)
     made = (memory.plans, placed, dataflow, cubins)
-    parts = Parts(plan, gguf, graph.info, facts, staged.stages, *made)
+    parts = Parts(plan, gguf, draft, graph.info, facts, staged.stages, *made)
     return run("bundle", write_bundle, parts, options.bundle, options.embed_weights)
+
+
+def drafter_of(plan: Plan, draft: GgufFile | None, graph: ModelGraph) -> ModelGraph | None:
+    """The drafter's graph, where the plan's drafter is a layer."""
+    if draft is None:
+        return None
+    reader = TensorReader(draft, graph.info.architecture)
+    return build_drafter(reader, graph, plan.draft.vocab)
+
+
+def open_draft(plan: Plan, cache: Path) -> GgufFile | None:
+    """The file of the plan's drafter, where it has one, with its header checked."""
+    if plan.draft.model is None:
+        return None
+    return GgufFile.open(find_model(plan.draft.model, plan.source.parent, cache))
 
 
 def open_model(plan: Plan, cache: Path) -> GgufFile:

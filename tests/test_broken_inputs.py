@@ -224,8 +224,8 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "stages": (MODEL + b"stages: 2\n", ":2: stages: 2 stages need as many layers"),
     "layers": (MODEL + b"stages:\n - layers: 0-1\n", ":3: stages[0].layers: no layer 1"),
     "kv": (MODEL + b"kv: int8\n", ":2: kv: int8 is not in this version"),
-    "drafts": (MODEL + b"draft: ngram\n", ":2: draft: drafters (ngram)"),
-    "targets": (MODEL + b"targets: [sm_90]\n", ":2: targets[0]: kernels for GPUs"),
+    "drafts": (MODEL + b"draft: mtp\n", ":2: draft: needs model"),
+    "targets": (MODEL + b"targets: [sm_91]\n", ":2: targets[0]: "),
     "memory": (MODEL + b"stages: [{layers: 0, memory: 1KiB}]\n", "MiB short"),
 }  # fmt: skip
 

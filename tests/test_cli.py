@@ -185,12 +185,12 @@ def test_until_does_not_need_what_comes_later(capsys: Capture, plan: Path, bundl
 def test_dump(capsys: Capture, plan: Path, bundle: Path, tmp_path: Path) -> None:
     compile_seen(capsys, plan, "-o", bundle, "--dump", tmp_path / "a" / "b").success(bundle)
     found = contents(tmp_path / "a" / "b")
-    assert {"30_model.txt", "30_model.dot", "40_stages.txt"} <= found.keys()
+    assert {"30_model.txt", "30_model.dot", "50_stages.txt"} <= found.keys()
 
 
 def test_dump_until(capsys: Capture, plan: Path, bundle: Path, tmp_path: Path) -> None:
     compile_seen(capsys, plan, "-o", bundle, "--dump", tmp_path / "dump", "--until", "stages")
-    assert contents(tmp_path / "dump").keys() == {"30_model.txt", "30_model.dot", "40_stages.txt"}
+    assert contents(tmp_path / "dump").keys() == {"30_model.txt", "30_model.dot", "50_stages.txt"}
 
 
 def test_dump_by_variable_unless_given(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gguf_maker import write_tiny_llama
+from gguf_maker import write_tiny_llama, write_tiny_nextn
 from replayer import compile_bundle
-from strata_runtime.bundle_load import Bundle, open_weights
+from strata_runtime.bundle_load import Bundle, open_draft, open_weights
 from strata_runtime.cpu_device import CpuDevice
 from strata_runtime.drafters import Drafter, NgramDrafter, NoDrafter, ReplayDrafter
 from strata_runtime.engine import Engine
@@ -29,6 +29,8 @@ HOLDS: dict[str, Callable[[int], bool]] = {
     "random": lambda place: random.Random(place).random() < 0.7,
 }
 DRAFTERS = ("none", "ngram", *(f"replay {name}" for name in HOLDS))
+#: How far a layer's chain goes, and where it is cut.
+CHAINS = ["depth: 3", "depth: 7, min_p: 0.02, vocab: 100"]
 Text = tuple[list[int], str]
 
 
@@ -164,3 +166,26 @@ def test_look_up_drafts() -> None:
     assert drafter.propose(3) == ()
     drafter.extend([4, 1, 2])
     assert drafter.propose(7) == (9, 4, 1, 2)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("rig", [(1, 4, 1), (2, 4, 2), (3, 6, 2), (4, 4, 4)], ids=str)
+def test_a_layer_that_drafts_changes_no_text(
+    model: Path, alone: dict[Request, Text], tmp_path: Path, rig: tuple[int, int, int], chain: str
+) -> None:
+    """The MTP programs, random weights: most drafts are wrong, and no text shows it."""
+    layer = write_tiny_nextn(tmp_path / "layer.gguf", layers=4, vocab=VOCAB)
+    keys = dict(zip(("stages", "slots", "groups"), rig, strict=True))
+    draft = f"{{kind: mtp, model: {layer}, {chain}}}"
+    bundle = compile_bundle(tmp_path, model, **keys, context=128, draft=draft)
+    weights = open_weights(bundle, tmp_path)
+    device = CpuDevice(bundle, weights, threads=1, draft=open_draft(bundle, tmp_path))
+    for name, arena in bundle.manifest.memory["cpu"].arenas.items():
+        if arena.role in ("cells", "contexts", "scratch"):
+            device.arenas.arena(name).fill_(0xFF)
+    wanted = requests()
+    for stagger in (0, 4):
+        texts, drafted, accepted = decode(Engine(bundle.manifest, device), wanted, stagger)
+        assert texts == [alone[request] for request in wanted]
+        assert drafted > 50 and accepted < drafted
+    device.close()

@@ -15,6 +15,7 @@ from strata_compile.stages.partition import Stage
 from strata_kernels.table import FLOAT_FIELDS, LAYOUT, ROW_LIMIT, Kind
 from strata_runtime.bundle_format import (
     FORMAT_VERSION,
+    DraftRecord,
     Layout,
     Manifest,
     MemoryPlan,
@@ -32,6 +33,7 @@ class Parts:
 
     plan: Plan
     gguf: GgufFile
+    draft: GgufFile | None
     info: ModelInfo
     facts: Facts
     stages: tuple[Stage, ...]
@@ -49,6 +51,7 @@ def manifest_of(parts: Parts, embedded: bool, files: Mapping[str, str]) -> Manif
         compiler=__version__,
         plan=parts.plan.to_json(),
         model=_model(parts, embedded),
+        draft=_draft(parts),
         targets=parts.plan.targets,
         units={u.name: Unit(tuple(e.name for e in u.entries)) for u in parts.cubins.units.units},
         nvrtc=parts.cubins.nvrtc,
@@ -75,6 +78,15 @@ def _layout() -> Layout:
 def _stage(stage: Stage, programs: tuple[Program, ...]) -> StageRecord:
     names = tuple(p.name for p in programs if p.stage == stage.index)
     return StageRecord(stage.device, stage.first, stage.last, names)
+
+
+def _draft(parts: Parts) -> DraftRecord | None:
+    if parts.draft is None:
+        return None
+    path = parts.draft.path
+    reference = parts.plan.draft.model or parts.plan.model
+    digest = parts.draft.sha256()
+    return DraftRecord(reference, str(path.resolve()), digest, path.stat().st_size)
 
 
 def _model(parts: Parts, embedded: bool) -> ModelRecord:

@@ -12,7 +12,13 @@ from pathlib import Path
 
 from strata_compile.bundle.manifest import Parts, manifest_of
 from strata_compile.cubins.entries import Cubins
-from strata_runtime.bundle_format import DATAFLOW, EMBEDDED_MODEL, MANIFEST, Program
+from strata_runtime.bundle_format import (
+    DATAFLOW,
+    EMBEDDED_DRAFT,
+    EMBEDDED_MODEL,
+    MANIFEST,
+    Program,
+)
 from strata_runtime.errors import BundleError
 from strata_runtime.records import encode
 
@@ -60,6 +66,8 @@ def _write_files(parts: Parts, folder: Path, embed_weights: bool) -> None:
     hashes |= _write_kernels(parts.cubins, folder)
     if embed_weights:
         shutil.copyfile(parts.gguf.path, folder / EMBEDDED_MODEL)
+    if embed_weights and parts.draft is not None:
+        shutil.copyfile(parts.draft.path, folder / EMBEDDED_DRAFT)
     manifest = manifest_of(parts, embed_weights, hashes)
     signed = dataclasses.replace(manifest, digest=manifest.own_digest())
     _write(folder / MANIFEST, signed.text())

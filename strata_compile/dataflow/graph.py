@@ -19,6 +19,7 @@ class Reason(Enum):
     HANDOFF = "hand-off"
     HANDOFF_REUSE = "hand-off reuse"
     VERDICT = "verdict"
+    DRAFTS = "drafts"
     CHUNK_DONE = "chunk done"
     RING_REUSE = "ring reuse"
 

@@ -9,13 +9,17 @@ from strata_compile.dataflow.graph import Dataflow, Edge, Reason
 from strata_runtime.bundle_format import Shape
 from strata_runtime.launch import Launch
 from strata_runtime.request import LENGTH, Request
-from strata_runtime.scheduler import ChunkDone, Event, Outcome, Submitted, Verdict, step
+from strata_runtime.scheduler import ChunkDone, Drafts, Event, Outcome, Submitted, Verdict, step
 from strata_runtime.state import Config, State, initial_state
 
 #: Windows of each slot, so that every context is used again after a reader of its rows.
 WINDOWS = 3
 #: Prompt chunks of a slot that reads a prompt, likewise.
 CHUNKS = 2
+
+
+#: Why the host acts, by the kind of launch whose completion it hears of.
+_CAUSES = {"exec": Reason.VERDICT, "draft": Reason.DRAFTS, "prompt": Reason.CHUNK_DONE}
 
 
 @dataclass
@@ -46,8 +50,7 @@ class _Recorder:
             before = waited == launch.id - 1 and launch.stage > 0
             self._edge(waited, launch, Reason.HANDOFF if before else Reason.HANDOFF_REUSE)
         if cause is not None:
-            verdict = cause.table.kind == "exec"
-            self._edge(cause.id, launch, Reason.VERDICT if verdict else Reason.CHUNK_DONE)
+            self._edge(cause.id, launch, _CAUSES[cause.table.kind])
         queue.append(launch.id)
         if launch.stage == self.stages - 1:
             self.running.append(launch)
@@ -61,6 +64,9 @@ class _Recorder:
         if table.kind == "exec":
             outcomes = tuple(self._outcome(segment.slot) for segment in table.segments)
             self.step(Verdict(table.context, outcomes), launch)
+        elif table.kind == "draft":
+            drafts = tuple((0,) * segment.depth for segment in table.segments)
+            self.step(Drafts(table.context, drafts), launch)
         else:
             self.step(ChunkDone(table.context, 1.0), launch)
 

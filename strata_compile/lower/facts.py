@@ -30,6 +30,7 @@ class Facts:
     max_gap_ms: float
     drafter: str = "none"
     draft_depth: int = 0
+    min_p: float = 0.0
 
     @property
     def chunks(self) -> int:
@@ -76,4 +77,5 @@ def facts_of(plan: Plan, info: ModelInfo) -> Facts:
         max_gap_ms=plan.prompt.max_gap_ms,
         drafter=plan.draft.kind,
         draft_depth=plan.draft.depth,
+        min_p=plan.draft.min_p,
     )

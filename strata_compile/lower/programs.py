@@ -6,9 +6,10 @@ This family carries no state, so its commit and commit_row would have no kernel 
 from __future__ import annotations
 
 from strata_compile.lower.calls import LoweredCall, LoweredProgram, Named, Programs, Scratch, call
+from strata_compile.lower.drafts import draft_cells, draft_chain
 from strata_compile.lower.facts import RING_ENTRIES, Facts
 from strata_compile.lower.prune import prune
-from strata_compile.lower.rules import Place, cells, lower_node
+from strata_compile.lower.rules import Place, cells, hidden_cells, lower_graph
 from strata_compile.model.ops import Attention
 from strata_compile.stages.partition import Stage, StagedModel
 from strata_kernels import (
@@ -28,7 +29,7 @@ def lower(staged: StagedModel, facts: Facts) -> Programs:
     """The programs of all stages; those without a kernel call beyond the table's are left out."""
     wanted = _wanted(facts)
     programs = (
-        _program(staged, stage, Place(stage.index, kind, rows, facts))
+        _program(staged, stage, kind, rows, facts)
         for stage in staged.stages
         for kind, rows in wanted
     )
@@ -42,19 +43,25 @@ def _wanted(facts: Facts) -> list[tuple[Kind, int]]:
         *((Kind.EXEC, n) for n in rows),
         *((Kind.COMMIT, n) for n in rows),
         (Kind.COMMIT_ROW, 1),
+        *((Kind.DRAFT, n) for n in range(1, facts.draft_depth + 1)),
         *((Kind.PROMPT, n) for n in facts.prompt_sizes),
         (Kind.COPY, facts.prompt_sizes[-1]),
     ]
 
 
-def _program(staged: StagedModel, stage: Stage, place: Place) -> LoweredProgram:
+def _program(
+    staged: StagedModel, stage: Stage, kind: Kind, rows: int, facts: Facts
+) -> LoweredProgram:
+    """One program; a draft program has the table of any window, and its `rows` are its steps."""
+    place = Place(stage.index, kind, ROW_LIMIT if kind is Kind.DRAFT else rows, facts)
     body: list[LoweredCall] = []
-    if place.kind in (Kind.EXEC, Kind.PROMPT):
+    if kind in (Kind.EXEC, Kind.PROMPT):
         body = _forward(staged, stage, place)
-    elif place.kind is Kind.COPY:
+    elif kind is Kind.DRAFT and staged.drafter is not None and stage.ends:
+        body = draft_chain(place, staged.drafter, rows)
+    elif kind is Kind.COPY:
         body = _copy(staged, stage, place)
-    calls = prune([_take_table(place), *body])
-    return LoweredProgram(stage.index, place.kind, place.rows, calls)
+    return LoweredProgram(stage.index, kind, rows, prune([_take_table(place), *body]))
 
 
 def _take_table(place: Place) -> LoweredCall:
@@ -65,16 +72,20 @@ def _take_table(place: Place) -> LoweredCall:
 
 def _forward(staged: StagedModel, stage: Stage, place: Place) -> list[LoweredCall]:
     """Rows through a stage's layers, and on to the next stage or to the verdict."""
-    graph, calls, last = staged.graph, [], Scratch("")
+    calls, given = [], dict[str, Scratch]()
     if not stage.embeds:
-        calls.append(_handoff_read(place, Scratch(staged.incoming(stage))))
-    for node in staged.nodes(stage):
-        inputs = tuple(Scratch(name) for name in graph.inputs(node.name))
-        calls += lower_node(place, node, inputs)
-        last = Scratch(node.name)
+        incoming = staged.incoming(stage)
+        given[incoming] = Scratch(incoming)
+        calls.append(_handoff_read(place, given[incoming]))
+    nodes = list(staged.nodes(stage))
+    calls += lower_graph(place, nodes, staged.graph, given)
+    last = Scratch(nodes[-1].name)
     if not stage.ends:
         return [*calls, _handoff_write(place, last)]
     calls.append(_store_tokens(place))
+    if staged.drafter is not None:
+        (hidden,) = staged.graph.inputs(last.name)
+        calls += draft_cells(place, staged.drafter, Scratch(hidden))
     if place.kind is Kind.EXEC:
         calls += _verdict(place, last)
     return calls
@@ -129,12 +140,16 @@ def _verdict(place: Place, logits: Scratch) -> list[LoweredCall]:
 def _copy(staged: StagedModel, stage: Stage, place: Place) -> list[LoweredCall]:
     """Every sort of cells that the stage holds, for the same rows."""
     facts, table, calls = place.facts, place.table, []
-    for node in staged.nodes(stage):
+    drafter = staged.drafter if stage.ends else None
+    for node in (*staged.nodes(stage), *(drafter or ())):
         if isinstance(node.op, Attention):
             shape = (facts.chunks, node.op.kv_heads, node.op.head_dim)
             params = copy_cells.Params(place.rows, facts.cell_type, *shape)
             for buffer in cells(place, node.layer).values():
                 calls.append(call(copy_cells.SPEC, params, table=table, cells=buffer))
+    if drafter is not None:
+        params = copy_cells.Params(place.rows, "f32", facts.chunks, 1, facts.width)
+        calls.append(call(copy_cells.SPEC, params, table=table, cells=hidden_cells(place)))
     if stage.ends:
         params = copy_cells.Params(place.rows, "i32", facts.chunks, 1, 1)
         calls.append(call(copy_cells.SPEC, params, table=table, cells=_tokens(place)))

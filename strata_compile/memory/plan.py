@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata_compile.errors import MemoryPlanError
 from strata_compile.lower.calls import LoweredProgram, Named, Programs
@@ -92,10 +92,7 @@ def _family_plan(
             arena = Arena(stage.index, role, layout.bytes, role in HOST_ROLES)
             arenas[f"{stage.index}/{role}"] = arena
             for name, b in mine.items():
-                place = layout.offsets[name]
-                buffers[name] = Buffer(
-                    b.arena, place, b.bytes, b.dtype, b.shape, b.tensor, b.rotation
-                )
+                buffers[name] = replace(b, offset=layout.offsets[name])
     return MemoryPlan(arenas, buffers)
 
 
@@ -115,6 +112,7 @@ def _buffers(programs: Programs, family: str) -> dict[str, Buffer]:
                 shape=shape,
                 tensor=operand.tensor.name if operand.tensor else None,
                 rotation=operand.rotation,
+                file=operand.tensor.file if operand.tensor else "model",
             )
     return found
 

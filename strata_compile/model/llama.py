@@ -59,7 +59,7 @@ class _Builder:
         self.info = info
         self.graph = ModelGraph(info)
         self.epsilon = reader.number("attention.layer_norm_rms_epsilon")
-        self.attention = _attention(reader, info)
+        self.attention = read_attention(reader, info)
         self.ff = reader.count("feed_forward_length")
         self.x = ""
 
@@ -103,7 +103,8 @@ class _Builder:
         return self.graph.add(Node(name, op, layer, width), inputs)
 
 
-def _attention(reader: TensorReader, info: ModelInfo) -> Attention:
+def read_attention(reader: TensorReader, info: ModelInfo) -> Attention:
+    """The attention that every layer has, the NextN layer too; ModelError where it cannot be."""
     heads = reader.count("attention.head_count")
     kv_heads = reader.count("attention.head_count_kv", heads)
     if heads % kv_heads:

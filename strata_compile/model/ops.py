@@ -7,11 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the model file: name, type as the file has it, shape with rows first."""
+    """A tensor of a model file: name, type as the file has it, shape with rows first.
+
+    `file` is `model`, or `draft` where the drafter has a file of its own. A head of fewer rows than
+    the file's has its first ones.
+    """
 
     name: str
     type: str
     shape: tuple[int, ...]
+    file: str = "model"
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,17 @@ class SwiGlu:
     """silu(first input) · second input."""
 
 
-Op = Embed | RmsNorm | Linear | Attention | SwiGlu
+@dataclass(frozen=True)
+class Hidden:
+    """The trunk's last hidden state, or the step before's: what a drafter goes on from."""
+
+
+@dataclass(frozen=True)
+class Concat:
+    """Two values side by side."""
+
+
+Op = Embed | RmsNorm | Linear | Attention | SwiGlu | Hidden | Concat
 
 
 def weights_of(op: Op) -> tuple[Tensor, ...]:
@@ -76,5 +91,5 @@ def weights_of(op: Op) -> tuple[Tensor, ...]:
             return (weight,)
         case Linear(weight, bias):
             return (weight,) if bias is None else (weight, bias)
-        case Attention() | SwiGlu():
+        case Attention() | SwiGlu() | Hidden() | Concat():
             return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strata_compile.model.graph import EMBEDDING, ModelGraph, Node
-from strata_compile.model.ops import Attention, Embed, Linear, RmsNorm, SwiGlu
+from strata_compile.model.ops import Attention, Concat, Embed, Hidden, Linear, RmsNorm, SwiGlu
 
 
 def verify_graph(graph: ModelGraph) -> None:
@@ -37,3 +37,7 @@ def _widths_fit(node: Node, widths: list[int]) -> bool:
             return widths == [q, kv, kv] and node.width == q and whole
         case SwiGlu():
             return widths == [node.width] * 2
+        case Hidden():
+            return widths == []
+        case Concat():
+            return len(widths) == 2 and sum(widths) == node.width

@@ -96,14 +96,22 @@ def read_int(field: Field, low: int, high: int) -> int:
     return int(text)
 
 
-def read_positive(field: Field) -> float:
-    """Return a finite number greater than zero."""
+def read_number(field: Field) -> float:
+    """Return a finite number."""
     text = field.value
     if field.kind != "number" or not isinstance(text, str) or not _NUMBER.fullmatch(text):
         raise field.wrong("a finite number in plain decimal")
-    if not 0 < float(text) < math.inf:
-        raise field.wrong("a finite number greater than 0")
+    if not math.isfinite(float(text)):
+        raise field.wrong("a finite number")
     return float(text)
+
+
+def read_positive(field: Field) -> float:
+    """Return a finite number greater than zero."""
+    value = read_number(field)
+    if value <= 0:
+        raise field.wrong("a finite number greater than 0")
+    return value
 
 
 def read_choice(field: Field, known: Sequence[T]) -> T:

@@ -17,20 +17,22 @@ from strata_compile.plan.fields import (
     read_int,
     read_list,
     read_mapping,
+    read_number,
     read_positive,
     read_text,
     shorten,
 )
 from strata_compile.plan.schema import (
     CONTEXT_LIMIT,
+    DRAFT_DEPTH,
     DRAFT_KEYS,
+    DRAFT_KEYS_OF,
     DRAFT_KINDS,
     DRAFT_KINDS_READY,
     KV_FORMATS,
     KV_FORMATS_LATER,
     LAYER_LIMIT,
     MEMORY_LIMIT,
-    NGRAM_DEPTH,
     PLAN_KEYS,
     PROMPT_KEYS,
     PROMPT_SIZE_LIMIT,
@@ -207,21 +209,40 @@ def _kv(field: Field) -> KvFormat:
 
 def _draft(field: Field) -> DraftSpec:
     if field.kind != "mapping":
-        return _default_draft(_draft_kind(field))
-    fields = read_mapping(field, DRAFT_KEYS)
+        return _draft_of(field, {"kind": field})
+    return _draft_of(field, read_mapping(field, DRAFT_KEYS))
+
+
+def _draft_of(field: Field, fields: Mapping[str, Field]) -> DraftSpec:
     kind = _key(fields, "kind", _draft_kind, DraftSpec.kind)
-    read = {"kind"} if kind == "none" else {"kind", "depth"}
     for name, entry in fields.items():
-        if name not in read:  # nothing would read it
+        if name not in DRAFT_KEYS_OF[kind]:  # nothing would read it
             raise entry.error(f"has no effect where the draft kind is {kind}: leave it out")
-    return DraftSpec(kind, _key(fields, "depth", _depth, _default_draft(kind).depth))
+    if kind == "mtp" and "model" not in fields:
+        raise field.error("needs model: the file of the MTP layer")
+    return DraftSpec(
+        kind=kind,
+        depth=_key(fields, "depth", _depth, DRAFT_DEPTH if kind != "none" else 0),
+        model=_key(fields, "model", _model, DraftSpec.model),
+        min_p=_key(fields, "min_p", _probability, DraftSpec.min_p),
+        vocab=_key(fields, "vocab", _vocab, DraftSpec.vocab),
+    )
 
 
-def _default_draft(kind: str) -> DraftSpec:
-    return DraftSpec(kind, NGRAM_DEPTH if kind == "ngram" else 0)
+def _probability(field: Field) -> float:
+    value = read_number(field)
+    if not 0 <= value <= 1:
+        raise field.wrong("a probability from 0 to 1")
+    return value
+
+
+def _vocab(field: Field) -> int:
+    return read_int(field, 1, CONTEXT_LIMIT)
 
 
 def _depth(field: Field) -> int:
+    if field.value == "auto":  # the scheduler does not choose yet
+        raise field.error(f"auto is not in this version: write 1 to {ROW_LIMIT - 1}")
     # The slot's real token takes the first row of its window.
     return read_int(field, 1, ROW_LIMIT - 1)
 

@@ -19,9 +19,10 @@ KV_FORMATS: tuple[KvFormat, ...] = ("f32", "f16")
 KV_FORMATS_LATER = frozenset({"int8"})  # known words that this version cannot build
 
 DRAFT_KINDS = ("none", "mtp", "ngram")
-DRAFT_KINDS_READY = frozenset({"none", "ngram"})  # what this version can build
-NGRAM_DEPTH = 3  # drafts a window, where the plan says nothing
+DRAFT_KINDS_READY = frozenset({"none", "mtp", "ngram"})  # what this version can build
+DRAFT_DEPTH = 3  # drafts a window, where the plan says nothing
 DRAFT_KEYS = ("kind", "model", "depth", "min_p", "vocab")
+DRAFT_KEYS_OF = {"none": ("kind",), "ngram": ("kind", "depth"), "mtp": DRAFT_KEYS}
 
 TARGETS = ("cpu", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
@@ -68,14 +69,26 @@ class StagesSpec:
 
 @dataclasses.dataclass(frozen=True)
 class DraftSpec:
-    """Who proposes drafts, and at most how many behind a slot's real token."""
+    """Who proposes drafts, and at most how many behind a slot's real token.
+
+    An MTP layer is in the file `model`; its chain is cut where its own probability falls below
+    `min_p`, and it proposes only the `vocab` lowest ids (None: all).
+    """
 
     kind: str = "none"
     depth: int = 0
+    model: str | None = None
+    min_p: float = 0.0
+    vocab: int | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the drafter as plan.yaml would say it."""
-        return {"kind": self.kind} | ({"depth": self.depth} if self.depth else {})
+        spec: dict[str, object] = {"kind": self.kind}
+        if self.kind != "none":
+            spec["depth"] = self.depth
+        if self.kind == "mtp":
+            spec |= {"model": self.model, "min_p": self.min_p}
+        return spec | ({"vocab": self.vocab} if self.vocab else {})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,10 +31,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class StagedModel:
-    """The model graph and its stages, in order."""
+    """The model graph and its stages, in order; the drafter, if any, is on the last of them."""
 
     graph: ModelGraph
     stages: tuple[Stage, ...]
+    drafter: ModelGraph | None = None
 
     def nodes(self, stage: Stage) -> Iterator[Node]:
         """The operators of a stage, each behind its inputs."""
@@ -68,7 +69,7 @@ class StagedModel:
         )
 
 
-def partition(plan: Plan, graph: ModelGraph) -> StagedModel:
+def partition(plan: Plan, graph: ModelGraph, drafter: ModelGraph | None = None) -> StagedModel:
     """Stages as the plan asks: listed, N equal shares, or one; PlanError where they do not fit."""
     info = graph.info
     check_against_model(plan, layer_count=info.layers, context_length=info.context)
@@ -78,7 +79,7 @@ def partition(plan: Plan, graph: ModelGraph) -> StagedModel:
         Stage(i, *spec.layers, spec.device, spec.memory, embeds=i == 0, ends=i == last)
         for i, spec in enumerate(specs)
     )
-    return StagedModel(graph, stages)
+    return StagedModel(graph, stages, drafter)
 
 
 def _equal_shares(count: int, layers: int) -> tuple[StageSpec, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import networkx as nx
 import pytest
 
@@ -13,9 +15,10 @@ from strata_runtime.launch import Launch, Table
 SHAPES = [(1, 1, 1), (2, 4, 2), (3, 4, 1), (2, 16, 2), (4, 6, 6)]
 
 
-def shape_of(slots: int, groups: int, ring: int = 64) -> Shape:
+def shape_of(slots: int, groups: int, ring: int = 64, drafter: str = "none") -> Shape:
     """A bundle's counts."""
-    return Shape(slots, groups, 512, 8, (32, 128), 2, 100.0, ring)
+    depth = 0 if drafter == "none" else 3
+    return Shape(slots, groups, 512, 8, (32, 128), 2, 100.0, ring, drafter, depth)
 
 
 @pytest.mark.parametrize(("stages", "slots", "groups"), SHAPES)
@@ -58,7 +61,7 @@ def test_hand_offs_are_ordered(stages: int, slots: int, groups: int) -> None:
 def test_reasons_are_those_of_the_runtime() -> None:
     """Two stages, two windows in flight: all reasons but the ring's occur; the ring's on demand."""
     found = {e.reason for e in record_dataflow(shape_of(4, 2), 2).edges()}
-    assert found == set(Reason) - {Reason.RING_REUSE}
+    assert found == set(Reason) - {Reason.RING_REUSE, Reason.DRAFTS}
     long = record_dataflow(shape_of(16, 2, ring=8), 2)
     assert Reason.RING_REUSE in {e.reason for e in long.edges()}
 
@@ -83,3 +86,16 @@ def test_a_circle_is_found() -> None:
     dataflow.order(Edge(2, 1, Reason.VERDICT))
     with pytest.raises(AssertionError):
         dataflow.verify()
+
+
+def test_a_chain_follows_its_window_and_precedes_the_next() -> None:
+    """The draft program stands right behind the last stage's exec, and the host waits for it."""
+    dataflow = record_dataflow(shape_of(4, 2, drafter="mtp"), 2)
+    dataflow.verify()
+    launches = list(dataflow.launches())
+    chains = [x for x in launches if x.table.kind == "draft"]
+    assert chains and all(x.stage == 1 and x.program == "draft.r1" for x in chains)
+    for chain in chains:
+        before = launches[launches.index(chain) - 1]
+        assert before.table == replace(chain.table, kind="exec") and before.stage == 1
+    assert Reason.DRAFTS in {e.reason for e in dataflow.edges()}

@@ -137,3 +137,44 @@ def _add_tokenizer(writer: GGUFWriter, with_vocab: bool) -> None:
     writer.add_eos_token_id(EOS_ID)
     writer.add_add_bos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def write_tiny_nextn(
+    path: Path,
+    *,
+    layers: int = 2,
+    embedding: int = 48,
+    heads: int = 4,
+    kv_heads: int = 2,
+    ff: int = 80,
+    vocab: int = 133,
+    seed: int = 1,
+) -> Path:
+    """A random NextN layer that follows a model of `write_tiny_llama` with the same numbers."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(layers + 1)
+    writer.add_uint32("llama.nextn_predict_layers", 1)
+    writer.add_context_length(512)
+    writer.add_embedding_length(embedding)
+    writer.add_feed_forward_length(ff)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(vocab)
+    kv = embedding // heads * kv_heads
+    shapes: dict[str, tuple[int, ...]] = {
+        "nextn.eh_proj": (embedding, 2 * embedding),
+        **dict.fromkeys(("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"), (embedding,)),
+        **dict.fromkeys(("attn_norm", "ffn_norm"), (embedding,)),
+        **dict.fromkeys(("attn_q", "attn_output"), (embedding, embedding)),
+        **dict.fromkeys(("attn_k", "attn_v"), (kv, embedding)),
+        **dict.fromkeys(("ffn_gate", "ffn_up"), (ff, embedding)),
+        "ffn_down": (embedding, ff),
+    }
+    rng = np.random.default_rng(seed)
+    for name, shape in shapes.items():
+        values = _values(rng, shape)
+        _add_tensor(writer, f"blk.{layers}.{name}.weight", values, GGMLQuantizationType.F32)
+    finish(writer)
+    return path

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernel_case import Case, bind, bits, make_table, poison_like, random_table
-from kernel_examples import ALL, CHUNKS, EXAMPLES, IDS, sizes, with_rows
+from kernel_examples import ALL, CHUNKS, EXAMPLES, IDS, sizes, suited, with_rows
 from strata_kernels.registry import KERNELS
 from strata_kernels.spec import CHUNK, Region
 from strata_kernels.table import Ints, TableView
@@ -33,7 +33,7 @@ def tables(params: Any, rows: int) -> list[Ints]:
 def cases(name: str, params: Any) -> list[Case]:
     """One case for every size and table."""
     return [
-        bind(KERNELS[name], with_rows(params, rows), table, seed=rows)
+        bind(KERNELS[name], with_rows(params, rows), suited(name, table, rows), seed=rows)
         for rows in sizes(name, SIZES)
         for table in tables(params, rows)
     ]

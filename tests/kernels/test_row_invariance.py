@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernel_case import bind, bits, make_table
-from kernel_examples import ALL, IDS
+from kernel_examples import ALL, IDS, NOT_OF_ROWS
 from row_company import case_of, row_bytes
 from strata_kernels import linear, rmsnorm, swiglu
 from strata_kernels.spec import Region
@@ -18,8 +18,8 @@ WINDOWS = [(rows, place) for rows in (1, 2, 3, 5, 8) for place in range(rows)]
 PROMPTS = [(32, 0), (32, 13), (128, 7), (128, 127)]
 LENGTHS = (1, 63, 64, 65, 200)
 
-#: take_table has no rows, and a verdict is of segments: test_verdict.py has its company.
-TESTED = [i for i, (name, _) in enumerate(ALL) if name not in ("take_table", "verdict")]
+#: Of the others test_verdict.py and test_drafting.py have the company.
+TESTED = [i for i, (name, _) in enumerate(ALL) if name not in NOT_OF_ROWS]
 every_kernel = pytest.mark.parametrize(
     ("name", "params"), [ALL[i] for i in TESTED], ids=[IDS[i] for i in TESTED]
 )

@@ -75,7 +75,7 @@ def test_example_without_drafter_and_gpus() -> None:
 
 
 def test_example_as_it_stands_names_what_comes_later() -> None:
-    check_report(fault(EXAMPLE), 9, "draft.kind", "mtp|not in this version|ngram, none")
+    check_report(fault(EXAMPLE), 9, "draft.depth", "auto|not in this version|1 to 7")
     assert parse(NO_DRAFT).targets == ("cpu", "sm_86", "sm_90")
 
 
@@ -183,7 +183,8 @@ BROKEN: dict[str, tuple[str, int, str, str]] = {
     "kv with a slip": ("m\nkv: fp16\n", 2, "kv", "did you mean 'f16'?"),
     "kv is a number": ("m\nkv: 16\n", 2, "kv", "one of f32, f16|the number '16'"),
     # drafts, prompts, targets
-    "mtp drafts": ("m\ndraft: mtp\n", 2, "draft", "mtp|not in this version|ngram, none"),
+    "mtp without its file": ("m\ndraft: mtp\n", 2, "draft", "needs model"),
+    "min_p": ("m\ndraft: {kind: mtp, model: x, min_p: 2}\n", 2, "draft.min_p", "from 0 to 1|2"),
     "ngram depth": ("m\ndraft: {kind: ngram, depth: 8}\n", 2, "draft.depth", "between 1 and 7|8"),
     "ngram min_p": ("m\ndraft: {kind: ngram, min_p: 0.5}\n", 2, "draft.min_p", "no effect|ngram"),
     "draft kind": ("m\ndraft:\n  kind: mpt\n", 3, "draft.kind", "did you mean 'mtp'?"),
