@@ -1,4 +1,4 @@
-"""Replays whole programs of a bundle with its CUDA templates, under the emulated block model."""
+"""Replays whole programs of a bundle with its CUDA templates: emulated, or on a GPU."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from strata_runtime.bundle_load import Bundle, open_weights
 from strata_runtime.launch import Launch, Row, Segment, Table, TableWriter
 
 
-class EmulatedBundle:
-    """The memory that a GPU would have, matrices as the file stores them, and compiled entries."""
+class TemplateBundle:
+    """The memory that a GPU has, matrices as the file stores them, and programs to replay."""
 
-    def __init__(self, bundle: Bundle, programs: Sequence[str], order: int) -> None:
-        """Compile the entries of these programs; all memory but weights is poison (NaN)."""
-        self.bundle, self.order = bundle, order
+    device = "cpu"
+
+    def __init__(self, bundle: Bundle, programs: Sequence[str]) -> None:
+        """All memory but weights is poison (NaN)."""
+        self.bundle = bundle
         self._calls = {
             (stage, name): [(entry_of(c), c) for c in bundle.programs[stage, name].calls]
             for stage in range(len(bundle.manifest.stages))
             for name in programs
         }
-        entries = {e.name: e for calls in self._calls.values() for e, _ in calls}
-        emulation.prepare(list(entries.values()))
         self.plan = bundle.manifest.memory["cuda"]
-        self._arenas = {n: torch.full((a.bytes,), 0xFF) for n, a in self.plan.arenas.items()}
-        self._arenas = {n: a.to(torch.uint8) for n, a in self._arenas.items()}
+        self._arenas = {
+            n: torch.full((a.bytes,), 0xFF, dtype=torch.uint8, device=self.device)
+            for n, a in self.plan.arenas.items()
+        }
         self._fill()
         self._writer = TableWriter(bundle.manifest.table)
         self._sequence = 0
@@ -72,12 +74,17 @@ class EmulatedBundle:
         for stage in range(len(self.bundle.manifest.stages)):
             launch = Launch(self._sequence, stage, program, table)
             calls = self._calls[stage, program]
-            ring = self.view(calls[0][1].args["ring"]).numpy()
+            ring = self.view(calls[0][1].args["ring"])
             counter = int(self.view(calls[0][1].args["counter"])[0])
-            self._writer.write(launch, int(size), ring[counter % len(ring)])
+            words = np.zeros(ring.shape[1], np.int32)
+            self._writer.write(launch, int(size), words)
+            ring[counter % len(ring)].copy_(torch.from_numpy(words))
             for entry, call in calls:
-                bound = {name: self.view(argument) for name, argument in call.args.items()}
-                emulation.run(entry, bound, self.order)
+                self.launch(entry, {n: self.view(a) for n, a in call.args.items()})
+
+    def launch(self, entry: Entry, bound: dict[str, torch.Tensor]) -> None:
+        """Run one kernel."""
+        raise AssertionError(f"{type(self).__name__} runs nothing")
 
     def window(self, rows: Sequence[Row], context: int = 0) -> np.ndarray:
         """Replay exec for these rows; the bits of their logits, (rows, vocab)."""
@@ -85,7 +92,7 @@ class EmulatedBundle:
         self.run(program, rows, context)
         last = len(self.bundle.manifest.stages) - 1
         (call,) = [c for _, c in self._calls[last, program] if c.kernel == "logits_hash"]
-        return self.view(call.args["logits"])[: len(rows)].numpy().view(np.int32).copy()
+        return self.view(call.args["logits"])[: len(rows)].cpu().numpy().view(np.int32).copy()
 
     def cells(self, slot: int, length: int) -> dict[str, bytes]:
         """The live bytes of every sort of cells of a slot: positions below `length`."""
@@ -94,8 +101,23 @@ class EmulatedBundle:
             if "/cells." in name:
                 whole = self.view(Argument(name, 0, b.dtype, b.shape, None, None))
                 cells = whole[slot].movedim(2, 1).flatten(0, 1)[:length].contiguous()
-                found[name] = cells.view(torch.uint8).numpy().tobytes()
+                found[name] = cells.view(torch.uint8).cpu().numpy().tobytes()
         return found
+
+
+class EmulatedBundle(TemplateBundle):
+    """Under the emulated block model, threads in ascending or descending order."""
+
+    def __init__(self, bundle: Bundle, programs: Sequence[str], order: int) -> None:
+        """Compile the entries of these programs for the host."""
+        super().__init__(bundle, programs)
+        self._order = order
+        entries = {e.name: e for calls in self._calls.values() for e, _ in calls}
+        emulation.prepare(list(entries.values()))
+
+    def launch(self, entry: Entry, bound: dict[str, torch.Tensor]) -> None:
+        """Run one kernel's blocks one after another."""
+        emulation.run(entry, bound, self._order)
 
 
 def entry_of(call: Call) -> Entry:
