@@ -97,6 +97,15 @@ def check_products(programs: Iterable[Program]) -> None:
         )
 
 
+def default_threads(stages: int) -> int:
+    """Threads for each stage: the cores shared out, one of them left to the host.
+
+    OpenMP's threads wait for each other some hundred times a window. On a core that something else
+    needs as well, each wait costs a time slice: measured, a window then takes 15 times as long.
+    """
+    return max(1, ((os.cpu_count() or 1) - 1) // stages)
+
+
 @dataclass
 class _Stage:
     """One stage's programs and ring, and the single thread that is its queue."""
@@ -134,7 +143,7 @@ class CpuDevice:
         self._pending: dict[int, threading.Event] = {}
         self._lock = threading.Lock()
         self._stages = [self._stage(bundle, s) for s in range(len(manifest.stages))]
-        self._start(bundle, threads or max(1, (os.cpu_count() or 1) // len(self._stages)))
+        self._start(bundle, threads or default_threads(len(self._stages)))
 
     def _stage(self, bundle: Bundle, stage: int) -> _Stage:
         programs = {
