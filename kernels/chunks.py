@@ -5,7 +5,7 @@ A chunk of one row gives a maximum m, a sum l and an unnormalised value a. The m
     m' = max(m, m_c),  a' = a·exp(m - m') + a_c·exp(m_c - m'),  l' likewise,  out = a / l
 
 (the online softmax of Milakov and Gimelshein, 2018). Chunks past a row's own position change no
-bit: their weight is selected away, not multiplied by zero. Rows are computed in blocks of up to 8
+bit: their weight is selected away, not multiplied by zero. Rows are computed in blocks of up to 4
 rows of one slot, so that every product has the same shape, whatever the window.
 """
 
@@ -20,10 +20,14 @@ import numpy.typing as npt
 
 from strata_kernels.lazy import torch
 from strata_kernels.spec import CHUNK
-from strata_kernels.table import ROW_LIMIT, Ints, TableView
+from strata_kernels.table import Ints, TableView
 
 #: Chunks that are gathered at a time: bounds the memory of long prompts (96 KiB each at 3 × 64).
 GATHER_LIMIT = 256
+
+#: Rows of a block. Every product has as many, the missing ones in vain: rows of one slot share a
+#: block's gathered cells, rows of different slots do not, and this is between the two.
+LANES = 4
 
 #: The least finite float32: a maximum that is -inf must not meet -inf.
 _LOWEST = -3.4028234663852886e38
@@ -50,15 +54,15 @@ class Heads:
 
 @dataclass(frozen=True)
 class Group:
-    """Blocks of up to 8 rows of one slot, and every (block, chunk) pair that they read.
+    """Blocks of up to 4 rows of one slot, and every (block, chunk) pair that they read.
 
-    `rows` (blocks · 8,) are row indices, a block's first row again where it has no more. Per pair:
+    `rows` (blocks · 4,) are row indices, a block's first row again where it has no more. Per pair:
     `block`, `slot`, `chunk`. `lanes` is the most rows that a block has; `hidden` (pairs, 1, lanes,
     1, 64) marks cells that a row must not see; `tails` lists (pair, first cell that no row of the
     block may see), and `mixed` the pairs whose rows do not all see the same cells.
 
     Per result, a row in a chunk: `pair` and `lane` where it is computed, `row` where it goes, or
-    `local` = 8 · block + lane. Per row of the group: `live_rows`, `live_local`, and `live_chunks`
+    `local` = 4 · block + lane. Per row of the group: `live_rows`, `live_local`, and `live_chunks`
     that it reads.
     """
 
@@ -96,7 +100,7 @@ def _groups(slots: bytes, indices: bytes, positions: bytes) -> tuple[Group, ...]
     slot, index, position = (np.frombuffer(b, np.int32) for b in (slots, indices, positions))
     live = np.flatnonzero(slot >= 0)
     # Rows of a segment stand together, in order.
-    new = (index[live][1:] % ROW_LIMIT == 0) | (slot[live][1:] != slot[live][:-1])
+    new = (index[live][1:] % LANES == 0) | (slot[live][1:] != slot[live][:-1])
     blocks = np.split(live, np.flatnonzero(new) + 1) if len(live) else []
     groups: list[Group] = []
     taken: list[npt.NDArray[np.int64]] = []
@@ -125,7 +129,7 @@ def _group(blocks: list[npt.NDArray[np.int64]], slot: Ints, position: Ints) -> G
     seen_by_all = ~hidden | (where[block] < 0)[:, :, None]
     mixed = np.flatnonzero((hidden.all(1) != ~seen_by_all.all(1)).any(1))
     pair, lane = np.nonzero(where[block] >= 0)
-    rows = np.array([[*b, *[b[0]] * (ROW_LIMIT - len(b))] for b in blocks])
+    rows = np.array([[*b, *[b[0]] * (LANES - len(b))] for b in blocks])
     live_block, live_lane = np.nonzero(where >= 0)
     ends = np.cumsum(counts) - 1
     tensor = torch.from_numpy
@@ -142,9 +146,9 @@ def _group(blocks: list[npt.NDArray[np.int64]], slot: Ints, position: Ints) -> G
         pair=tensor(pair),
         lane=tensor(lane),
         row=tensor(rows[block[pair], lane]),
-        local=tensor(block[pair] * ROW_LIMIT + lane),
+        local=tensor(block[pair] * LANES + lane),
         live_rows=tensor(rows[live_block, live_lane]),
-        live_local=tensor(live_block * ROW_LIMIT + live_lane),
+        live_local=tensor(live_block * LANES + live_lane),
         live_chunks=tensor(where[live_block, live_lane] // CHUNK + 1),
     )
 
@@ -170,13 +174,13 @@ def partials(
 def _scores(h: Heads, q: torch.Tensor, k: torch.Tensor, group: Group) -> torch.Tensor:
     """q · kᵀ / √head_dim: (pairs, kv_heads, lanes, group, 64).
 
-    The product always has 8 rows; only what follows it, element by element, leaves rows out.
+    The product always has 4 rows; only what follows it, element by element, leaves rows out.
     """
-    q = q[group.rows].view(-1, ROW_LIMIT, h.kv_heads, h.group, h.head_dim).transpose(1, 2)
-    q = q.reshape(-1, h.kv_heads, ROW_LIMIT * h.group, h.head_dim)[group.block]
+    q = q[group.rows].view(-1, LANES, h.kv_heads, h.group, h.head_dim).transpose(1, 2)
+    q = q.reshape(-1, h.kv_heads, LANES * h.group, h.head_dim)[group.block]
     k = _gather(k, group)
     product = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
-    product = product.view(-1, h.kv_heads, ROW_LIMIT, h.group, CHUNK)[:, :, : group.lanes]
+    product = product.view(-1, h.kv_heads, LANES, h.group, CHUNK)[:, :, : group.lanes]
     return product * (1.0 / math.sqrt(h.head_dim))
 
 
@@ -194,13 +198,13 @@ def _weighted(h: Heads, weights: torch.Tensor, v: torch.Tensor, group: Group) ->
     v = _gather(v, group)
     for pair, tail in group.tails:
         v[pair, :, tail:] = 0.0
-    if group.lanes < ROW_LIMIT:
-        rows = weights.new_zeros(*weights.shape[:2], ROW_LIMIT, h.group, CHUNK)
+    if group.lanes < LANES:
+        rows = weights.new_zeros(*weights.shape[:2], LANES, h.group, CHUNK)
         rows[:, :, : group.lanes] = weights
         weights = rows
-    weights = weights.view(-1, h.kv_heads, ROW_LIMIT * h.group, CHUNK)
+    weights = weights.view(-1, h.kv_heads, LANES * h.group, CHUNK)
     a = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1))
-    a = a.view(-1, h.kv_heads, ROW_LIMIT, h.group, h.head_dim)[:, :, : group.lanes]
+    a = a.view(-1, h.kv_heads, LANES, h.group, h.head_dim)[:, :, : group.lanes]
     for pair in group.mixed:
         if not torch.isfinite(v[pair]).all():
             a[pair] = _each_row_apart(h, weights[pair], v[pair], group.hidden[pair, 0, :, 0])
@@ -218,7 +222,7 @@ def _each_row_apart(
     lanes = []
     for lane, unseen in enumerate(hidden):
         a = torch.bmm(weights, v.masked_fill(unseen[:, None], 0.0))
-        lanes.append(a.view(h.kv_heads, ROW_LIMIT, h.group, h.head_dim)[:, lane])
+        lanes.append(a.view(h.kv_heads, LANES, h.group, h.head_dim)[:, lane])
     return torch.stack(lanes, 1)
 
 

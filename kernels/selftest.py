@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from strata_kernels.arithmetic import linear
+from strata_kernels.chunks import LANES
 from strata_kernels.lazy import torch
 from strata_kernels.spec import CHUNK
 from strata_kernels.table import ROW_LIMIT
@@ -37,7 +38,7 @@ def unequal_linear(inner: int, outer: int, sizes: Iterable[int]) -> int | None:
 def unequal_attention(group: int, head_dim: int, pairs: int = 48) -> int | None:
     """The first number of (chunk, head) pairs whose products differ from a single pair's."""
     generator = torch.Generator().manual_seed(head_dim)
-    q = torch.randn(1, ROW_LIMIT * group, head_dim, generator=generator)
+    q = torch.randn(1, LANES * group, head_dim, generator=generator)
     cells = torch.randn(1, CHUNK, head_dim, generator=generator)
     scores = torch.bmm(q, cells.transpose(1, 2))
     values = torch.bmm(scores, cells)

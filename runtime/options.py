@@ -15,7 +15,7 @@ VARIABLES = {
     "STRATA_CACHE": "folder for models and compiled kernels (default ~/.cache/strata-compile)",
     "STRATA_DUMP": "folder for the compiler's dumps, as --dump",
     "STRATA_NO_COMPILE": "1: a kernel that is not in the cache is an error (default 0)",
-    "STRATA_THREADS": "threads for each stage of the CPU device (default: cores but one, shared out)",
+    "STRATA_THREADS": "threads of a stage of the CPU device (default: cores but one, shared out)",
 }
 
 
