@@ -11,6 +11,7 @@ import pytest
 import strata_compile
 import strata_kernels
 import strata_runtime
+from strata_kernels.registry import KERNELS
 from strata_runtime.options import VARIABLES
 
 ROOT = Path(__file__).parent.parent
@@ -25,8 +26,16 @@ TOP = {
 def test_files_stay_short() -> None:
     """No source file has more than 400 lines."""
     files = [f for top in FOLDERS for f in (ROOT / top).rglob("*.py")]
+    files += (ROOT / "templates").glob("*.j2")
     assert len(files) > 100
     assert not [str(f.relative_to(ROOT)) for f in files if len(f.read_text().splitlines()) > 400]
+
+
+def test_each_kernel_has_its_template() -> None:
+    """A kernel's name, its Python file and its CUDA template are one word."""
+    templates = {f.name.removesuffix(".cu.j2") for f in (ROOT / "templates").glob("[!_]*.cu.j2")}
+    files = {f.stem for f in (ROOT / "kernels").glob("*.py")}
+    assert set(KERNELS) == templates and templates <= files
 
 
 def test_only_the_agreed_names_stand_at_the_top() -> None:
