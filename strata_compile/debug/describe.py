@@ -130,7 +130,7 @@ def memory_of(manifest: Manifest, target: str) -> MemoryPlan:
 
 
 def _check_stages(bundle: Bundle) -> None:
-    """Arenas must belong to stages that exist: the manifest itself carries no hash."""
+    """Arenas must belong to stages that exist."""
     count = len(bundle.manifest.stages)
     for target, plan in bundle.manifest.memory.items():
         for name, arena in plan.arenas.items():

@@ -1,4 +1,4 @@
-"""Every program of every stage: exec for 1..8 rows, the prompt sizes, copy.
+"""Every program of every stage: exec for 1..8 rows, draft chains, the prompt sizes, copy.
 
 This family carries no state, so its commit and commit_row would have no kernel call: dropped.
 """
