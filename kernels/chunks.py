@@ -18,6 +18,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from strata_kernels.arithmetic import weighted
 from strata_kernels.lazy import torch
 from strata_kernels.spec import CHUNK
 from strata_kernels.table import Ints, TableView
@@ -203,8 +204,8 @@ def _weighted(h: Heads, weights: torch.Tensor, v: torch.Tensor, group: Group) ->
         rows[:, :, : group.lanes] = weights
         weights = rows
     weights = weights.view(-1, h.kv_heads, LANES * h.group, CHUNK)
-    a = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1))
-    a = a.view(-1, h.kv_heads, LANES, h.group, h.head_dim)[:, :, : group.lanes]
+    a = weighted(weights.flatten(0, 1), v.flatten(0, 1))
+    a = a.reshape(-1, h.kv_heads, LANES, h.group, h.head_dim)[:, :, : group.lanes]
     for pair in group.mixed:
         if not torch.isfinite(v[pair]).all():
             a[pair] = _each_row_apart(h, weights[pair], v[pair], group.hidden[pair, 0, :, 0])
@@ -221,8 +222,8 @@ def _each_row_apart(
     """
     lanes = []
     for lane, unseen in enumerate(hidden):
-        a = torch.bmm(weights, v.masked_fill(unseen[:, None], 0.0))
-        lanes.append(a.view(h.kv_heads, LANES, h.group, h.head_dim)[:, lane])
+        a = weighted(weights, v.masked_fill(unseen[:, None], 0.0))
+        lanes.append(a.reshape(h.kv_heads, LANES, h.group, h.head_dim)[:, lane])
     return torch.stack(lanes, 1)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from strata_kernels.arithmetic import linear
+from strata_kernels.arithmetic import linear, weighted
 from strata_kernels.chunks import LANES
 from strata_kernels.lazy import torch
 from strata_kernels.spec import CHUNK
@@ -35,18 +35,39 @@ def unequal_linear(inner: int, outer: int, sizes: Iterable[int]) -> int | None:
     return None
 
 
-def unequal_attention(group: int, head_dim: int, pairs: int = 48) -> int | None:
-    """The first number of (chunk, head) pairs whose products differ from a single pair's."""
-    generator = torch.Generator().manual_seed(head_dim)
-    q = torch.randn(1, LANES * group, head_dim, generator=generator)
-    cells = torch.randn(1, CHUNK, head_dim, generator=generator)
-    scores = torch.bmm(q, cells.transpose(1, 2))
-    values = torch.bmm(scores, cells)
-    for count in (2, 3, pairs):
-        qs, many = q.repeat(count, 1, 1), cells.repeat(count, 1, 1)
-        found = torch.bmm(qs, many.transpose(1, 2))
-        if not (torch.equal(found[-1], scores[0]) and torch.equal(found[0], scores[0])):
-            return count
-        if not torch.equal(torch.bmm(found, many)[-1], values[0]):
-            return count
+def unequal_attention(group: int, head_dim: int) -> str | None:
+    """Which of a chunk's two products gives a row other bits at another place, or None.
+
+    Rows move through the lanes of a block, and blocks through batches of several sizes, among
+    others with random content.
+    """
+    generator = torch.Generator().manual_seed(head_dim * 257 + group)
+    keys = torch.randn(CHUNK, head_dim, generator=generator)
+    values = torch.randn(CHUNK, head_dim, generator=generator)
+    q = torch.randn(group, head_dim, generator=generator)
+    p = torch.rand(group, CHUNK, generator=generator)
+    first: tuple[torch.Tensor, torch.Tensor] | None = None
+    for count in (1, 2, 3, 48):
+        for lane in range(LANES):
+            place = slice(lane * group, (lane + 1) * group)
+            batch = [
+                torch.randn(count, n, w, generator=generator) for n, w in _shapes(group, head_dim)
+            ]
+            queries, weights, cells, contents = batch
+            queries[-1, place], weights[-1, place] = q, p
+            cells[-1], contents[-1] = keys, values
+            scores = torch.bmm(queries, cells.transpose(1, 2))[-1, place]
+            mixed = weighted(weights, contents)[-1, place]
+            if first is None:
+                first = scores.clone(), mixed.clone()
+            if not torch.equal(scores, first[0]):
+                return "scores"
+            if not torch.equal(mixed, first[1]):
+                return "values"
     return None
+
+
+def _shapes(group: int, head_dim: int) -> tuple[tuple[int, int], ...]:
+    """Queries, weights, keys and values of one block against one chunk."""
+    rows = LANES * group
+    return ((rows, head_dim), (rows, CHUNK), (CHUNK, head_dim), (CHUNK, head_dim))

@@ -93,7 +93,7 @@ def check_products(programs: Iterable[Program]) -> None:
     if wrong:
         raise DeviceError(
             f"cpu: torch {torch.__version__} on this machine gives a row other bits in other "
-            f"company ({', '.join(wrong)}): texts would depend on it; use the pinned torch"
+            f"company ({', '.join(wrong)}): texts would depend on it; the pinned torch was tested"
         )
 
 

@@ -22,13 +22,15 @@ def tokens_of(seed: int, count: int, vocab: int) -> list[int]:
     return found
 
 
-@pytest.fixture(scope="module", params=["tiny", "smollm2"])
+@pytest.fixture(scope="module", params=["tiny", "odd heads", "smollm2"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2, and a llama whose widths are no multiples of 32 (48; a vocabulary of 133)."""
+    """SmolLM2, and llamas whose widths are no multiples of 32 (48; a vocabulary of 133)."""
     if request.param == "smollm2":
         path: Path = request.getfixturevalue("smollm2")
         return path
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    if request.param == "odd heads":  # of 10, and a head of 13 columns
+        return gguf_maker.write_tiny_llama(path, heads=6, kv_heads=2, head_dim=10, vocab=13)
     return gguf_maker.write_tiny_llama(path)
 
 
@@ -59,7 +61,10 @@ def test_a_row_does_not_see_its_company(replayer: Replayer, length: int, threads
     replayer.prompt(0, probe[: length - 1], 128)
     for slot, tokens in others.items():
         replayer.prompt(slot, tokens, 128)
+    torch.set_num_threads(1)
     alone = replayer.window(rows_of(0, length - 1, probe[length - 1 : length]))[0]
+    torch.set_num_threads(threads)
+    assert (replayer.window(rows_of(0, length - 1, probe[length - 1 : length]))[0] == alone).all()
     # Two threads beside another test's process wait for each other: few of the large model's.
     large = replayer.bundle.manifest.model.layers > 10
     few = threads > 1 and large
