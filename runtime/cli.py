@@ -12,7 +12,7 @@ from pathlib import Path
 
 from strata_runtime.bundle_load import Bundle, load_bundle, open_draft, open_weights
 from strata_runtime.chat import ChatTemplate, encode_chat
-from strata_runtime.command import Parser, positive_int, run_command
+from strata_runtime.command import Parser, positive_int, run_command, thread_count, write_out
 from strata_runtime.errors import OptionError, RequestError
 from strata_runtime.gguf_file import GgufFile
 from strata_runtime.launch import Sampling
@@ -49,10 +49,12 @@ def _parser() -> Parser:
     parser.add_argument("--repeat-penalty", type=float, default=defaults.repeat_penalty)
     parser.add_argument("--presence-penalty", type=float, default=defaults.presence_penalty)
     parser.add_argument("--frequency-penalty", type=float, default=defaults.frequency_penalty)
-    parser.add_argument("--penalty-last", type=int, default=64, metavar="N", help="default 64")
+    parser.add_argument(
+        "--penalty-last", type=positive_int, default=64, metavar="N", help="default 64"
+    )
     parser.add_argument("--seed", type=int, default=defaults.seed, metavar="N", help="default 0")
     parser.add_argument("--device", default="cpu", choices=["cpu"])
-    parser.add_argument("--threads", type=positive_int, metavar="N", help="for each stage")
+    parser.add_argument("--threads", type=thread_count, metavar="N", help="for each stage")
     parser.add_argument("--model", type=Path, metavar="FILE", help="where the GGUF file is now")
     parser.add_argument("--json", action="store_true", help="one JSON object, nothing else")
     return parser
@@ -103,7 +105,7 @@ def _run(args: argparse.Namespace) -> int:
     check_request(request, vocab=model.vocab, context=bundle.manifest.shape.context)
     raw = args.chat is None
     stream = TextStream(tokenizer, args.stop, continues=raw) if tokenizer else None
-    output = _Output(stream, (lambda text: None) if args.json else _write)
+    output = _Output(stream, (lambda text: None) if args.json else write_out)
     return _serve(args, environment, bundle, gguf, request, output)
 
 
@@ -148,20 +150,15 @@ def _serve(
 
 def _report(args: argparse.Namespace, result: dict[str, object]) -> None:
     if args.json:
-        _write(json.dumps(result) + "\n")
+        write_out(json.dumps(result) + "\n")
         return
-    _write("\n")
+    write_out("\n")
     tokens = result["token_ids"]
     assert isinstance(tokens, list)
     sys.stderr.write(
         f"[{result['prompt_tokens']} prompt tokens, {len(tokens)} tokens, "
         f"{result['tokens_per_s']} tokens/s, finish: {result['finish_reason']}]\n"
     )
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _prompt(args: argparse.Namespace, gguf: GgufFile, tokenizer: Tokenizer | None) -> list[int]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from strata_runtime.errors import StrataError
+from strata_runtime.errors import OptionError, StrataError
 
 #: Exit codes: bad input, and a user's interrupt.
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -37,14 +37,43 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         sys.stderr.write("\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes standard output once more at exit: give it somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         return 0
+
+
+def write_out(text: str) -> None:
+    """Write to standard output at once, with question marks for what its encoding lacks.
+
+    OptionError where it cannot be written; BrokenPipeError where its reader has gone.
+    """
+    if sys.stdout is None:
+        raise OptionError("standard output is closed")
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard_stdout()
+        raise OptionError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def _discard_stdout() -> None:
+    """Python flushes standard output once more at exit: give it somewhere to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def thread_count(text: str) -> int:
+    """An argument that says how many threads: 1 to 1024."""
+    if not text.isdecimal() or len(text) > 4 or not 1 <= int(text) <= 1024:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1024")
+    return int(text)
 
 
 def positive_int(text: str) -> int:
     """An argument that counts something: 1 or more."""
-    value = int(text) if text.isdecimal() else 0
+    value = int(text) if text.isdecimal() and len(text) < 10 else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -36,18 +37,27 @@ def check_request(request: Request, *, vocab: int, context: int) -> None:
     if request.max_tokens < 1:
         raise RequestError(f"max_tokens is {request.max_tokens}, expected 1 or more")
     rules = {
-        "temperature": 0 <= s.temperature < float("inf"),
+        "temperature": 0 <= _single(s.temperature) < float("inf"),
         "top_k": 0 <= s.top_k < 1 << 31,
-        "top_p": 0 < s.top_p <= 1,
+        "top_p": 0 < _single(s.top_p) <= 1,
         "min_p": 0 <= s.min_p <= 1,
-        "repeat_penalty": 0 < s.repeat_penalty < float("inf"),
-        "presence_penalty": abs(s.presence_penalty) < float("inf"),
-        "frequency_penalty": abs(s.frequency_penalty) < float("inf"),
+        "repeat_penalty": 0 < _single(s.repeat_penalty) < float("inf"),
+        "presence_penalty": abs(_single(s.presence_penalty)) < float("inf"),
+        "frequency_penalty": abs(_single(s.frequency_penalty)) < float("inf"),
         "penalty_last": 0 <= s.penalty_last < 1 << 31,
         "seed": 0 <= s.seed < 1 << 64,
     }
     if broken := [name for name, holds in rules.items() if not holds]:
         raise RequestError(f"{broken[0]} is {getattr(s, broken[0])}, which is out of range")
+
+
+def _single(value: float) -> float:
+    """The value as the table has it: a float32, which may have become 0 or infinite."""
+    try:
+        (single,) = struct.unpack("<f", struct.pack("<f", value))
+    except OverflowError:
+        return float("inf")
+    return float(single)
 
 
 def cut(

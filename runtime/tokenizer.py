@@ -143,9 +143,14 @@ class Tokenizer:
         return self._bos(ids, add_bos) + ids
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
-        """The exact bytes of a token; b"" for control, unknown and unused ones unless `special`."""
-        if not 0 <= token < self.vocab_size:
-            raise RequestError(f"token id {token} is not in 0..{self.vocab_size - 1}")
+        """The exact bytes of a token; b"" for control, unknown and unused ones unless `special`.
+
+        An embedding may have more rows than the list has tokens; those have no text.
+        """
+        if token < 0:
+            raise RequestError(f"token id {token} is negative")
+        if token >= self.vocab_size:
+            return b""
         text, kind = self._vocabulary.tokens[token], self._vocabulary.types[token]
         if kind in _SILENT:
             return _utf8(text) if special else b""

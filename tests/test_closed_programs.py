@@ -81,14 +81,20 @@ def test_another_process_moves_a_row_by_its_table_alone(replayer: Replayer, tmp_
     assert (replayer.window(rows_of(0, end, PROMPT[end:]))[0] == here[0]).all()
 
 
-def programs_of(bundle: Bundle) -> set[tuple[int, str]]:
-    """(stage, name) of every program."""
-    return set(bundle.programs)
+def calls_of(bundle: Bundle) -> dict[tuple[int, str], list[tuple[str, object]]]:
+    """Every program's kernels with their params, and where scratch lies."""
+    return {
+        name: [
+            (c.entry, [(a, v.offset, v.dtype, v.shape[1:]) for a, v in c.args.items()])
+            for c in program.calls
+        ]
+        for name, program in bundle.programs.items()
+    }
 
 
 def test_programs_do_not_depend_on_slots_and_groups(model: Path, tmp_path: Path) -> None:
-    """1 slot in 1 group and 16 in 4 have the same programs, and arguments of the same places."""
+    """1 slot in 1 group and 16 in 4 have the same programs, calls, entries and places."""
     small = compile_bundle(tmp_path / "small", model, slots=1, groups=1, context=128)
-    large = compile_bundle(tmp_path / "large", model, slots=4, groups=4, context=128)
-    assert programs_of(small) == programs_of(large)
+    large = compile_bundle(tmp_path / "large", model, slots=16, groups=4, context=128)
+    assert calls_of(small) == calls_of(large)
     assert len(small.programs) == 8 + 3 + 1

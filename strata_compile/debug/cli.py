@@ -6,7 +6,6 @@ import argparse
 import io
 import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +24,9 @@ from strata_compile.debug.describe import (
 from strata_compile.debug.dot import call_graph, to_dot, widest_exec
 from strata_compile.debug.tables import tables
 from strata_runtime.bundle_load import Bundle, load_bundle
-from strata_runtime.command import Parser, run_command
+from strata_runtime.command import Parser, run_command, write_out
 from strata_runtime.errors import OptionError
+from strata_runtime.options import read_environment
 from strata_runtime.records import encode
 
 NAME = "strata-inspect"
@@ -76,6 +76,7 @@ def _bandwidth(text: str) -> float:
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    read_environment()
     bundle = load_bundle(options.bundle)
     context = _context(options.context, bundle)
     measured = options.bandwidth is None
@@ -85,7 +86,7 @@ def _inspect(options: argparse.Namespace) -> int:
     found = inspect_bundle(bundle, Question(target, context, bandwidth, source))
     if options.dot is not None:
         _write_dot(options.dot, bundle, target)
-    _print(json.dumps(encode(found), indent=1) + "\n" if options.json else _text(found))
+    write_out(json.dumps(encode(found), indent=1) + "\n" if options.json else _text(found))
     return 0
 
 
@@ -113,16 +114,3 @@ def _text(found: Inspection) -> str:
     console = Console(file=text, force_terminal=terminal, width=width, markup=False, emoji=False)
     console.print(tables(found), highlight=False)
     return text.getvalue()
-
-
-def _print(text: str) -> None:
-    """Write to stdout, with question marks for what its encoding lacks; a reader may leave."""
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-        sys.stdout.flush()
-    except OSError as error:
-        with open(os.devnull, "w") as nowhere:  # Python flushes once more at its end
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            raise OptionError(f"stdout: cannot be written: {error.strerror}") from error
