@@ -23,7 +23,9 @@ from template_case import SIZES, bound, random_codes, tables
 
 pytestmark = needs_compiler
 
-TOLERANCE = 2e-6  #: of a row's largest magnitude: sums of up to 576 products in another order
+#: Of a row's largest magnitude: sums of up to 576 products in two orders. Against float64, over
+#: 200 random matrices of 5 × 256, the reference is off by up to 1.8e-6, the template by 0.9e-6.
+TOLERANCE = 4e-6
 VOCAB = 7
 SHAPES = ((48, 13, False, False), (133, 6, True, False), (80, 9, False, True), (48, 4, True, True))
 
