@@ -37,16 +37,20 @@ class Params:
         return Heads(self.heads, self.kv_heads, self.head_dim)
 
 
-def args(p: Params) -> tuple[Arg, ...]:
-    """q (rows, heads · head_dim), both cells, and each row's partial result of each chunk."""
+def inputs(p: Params) -> tuple[Arg, ...]:
+    """What rows of windows and of prompts read: q (rows, heads · head_dim), and both cells."""
     cells = (-1, p.chunks, p.kv_heads, CHUNK, p.head_dim)
     return (
         table_arg(p.rows),
         read("q", padded(p.rows), p.heads * p.head_dim),
         read("k_cells", *cells, dtype=p.cell_type, region=Region.HISTORY),
         read("v_cells", *cells, dtype=p.cell_type, region=Region.HISTORY),
-        write("partials", padded(p.rows), p.chunks, p.heads, p.shape.part),
     )
+
+
+def args(p: Params) -> tuple[Arg, ...]:
+    """The inputs, and each row's partial result of each chunk."""
+    return (*inputs(p), write("partials", padded(p.rows), p.chunks, p.heads, p.shape.part))
 
 
 def geometry(p: Params) -> Geometry:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from strata_kernels.arithmetic import live_rows, pick, view
+from strata_kernels.handoff_read import Params, geometry
 from strata_kernels.spec import (
-    THREADS,
     Arg,
     Bound,
-    Geometry,
     KernelSpec,
     Region,
     padded,
@@ -19,14 +16,6 @@ from strata_kernels.spec import (
 )
 
 
-@dataclass(frozen=True)
-class Params:
-    """`rows` and the width of the residual stream."""
-
-    rows: int
-    width: int
-
-
 def args(p: Params) -> tuple[Arg, ...]:
     """This window's residual stream (rows, width), and the hand-off rows of all contexts."""
     return (
@@ -34,11 +23,6 @@ def args(p: Params) -> tuple[Arg, ...]:
         read("x", padded(p.rows), p.width),
         write("handoff", -1, p.width, region=Region.HANDOFF),
     )
-
-
-def geometry(p: Params) -> Geometry:
-    """A block for each row."""
-    return Geometry((p.rows, 1, 1), THREADS)
 
 
 def reference(p: Params, bound: Bound) -> None:

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from strata_kernels.arithmetic import view
-from strata_kernels.attention import Params
+from strata_kernels.attention import Params, inputs
 from strata_kernels.chunks import groups_of, merge, partials
-from strata_kernels.spec import (
-    CHUNK,
-    Arg,
-    Bound,
-    Geometry,
-    KernelSpec,
-    Region,
-    padded,
-    read,
-    table_arg,
-    write,
-)
+from strata_kernels.spec import CHUNK, Arg, Bound, Geometry, KernelSpec, padded, write
 
 
 def args(p: Params) -> tuple[Arg, ...]:
-    """q and out (rows, heads · head_dim), and both cells."""
-    cells = (-1, p.chunks, p.kv_heads, CHUNK, p.head_dim)
-    return (
-        table_arg(p.rows),
-        read("q", padded(p.rows), p.heads * p.head_dim),
-        read("k_cells", *cells, dtype=p.cell_type, region=Region.HISTORY),
-        read("v_cells", *cells, dtype=p.cell_type, region=Region.HISTORY),
-        write("out", padded(p.rows), p.heads * p.head_dim),
-    )
+    """The inputs, and the output (rows, heads · head_dim)."""
+    return (*inputs(p), write("out", padded(p.rows), p.heads * p.head_dim))
 
 
 def geometry(p: Params) -> Geometry:

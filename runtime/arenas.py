@@ -8,12 +8,9 @@ import os
 import numpy as np
 import torch
 
-from strata_runtime.bundle_format import Argument, Buffer, MemoryPlan, Rotation
+from strata_runtime.bundle_format import ALIGNMENT, Argument, Buffer, MemoryPlan, Rotation
 from strata_runtime.errors import BundleError, DeviceError
 from strata_runtime.gguf_file import GgufFile
-
-#: Buffers start at multiples of this many bytes.
-ALIGNMENT = 256
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "i32": torch.int32, "i64": torch.int64}
 

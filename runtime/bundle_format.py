@@ -16,6 +16,9 @@ from strata_runtime.records import encode
 #: Raised whenever a reader of the previous format would misread a bundle.
 FORMAT_VERSION = 1
 
+#: Buffers start at multiples of this many bytes: the widest load, and one DRAM burst of a GPU.
+ALIGNMENT = 256
+
 MANIFEST = "manifest.json"
 DATAFLOW = "dataflow.json"
 EMBEDDED_MODEL, EMBEDDED_DRAFT = "model.gguf", "draft.gguf"

@@ -66,8 +66,8 @@ class Engine:
         chunk_rows: int | None = None,
         drafter: Callable[[Request], Drafter] | None = None,
     ) -> None:
-        """`chunk_rows` bounds the live rows of a prompt chunk, and `drafter` makes a drafter for a
-        request in place of the bundle's (tests and benchmarks).
+        """`chunk_rows` bounds the live rows of a prompt chunk, and `drafter` makes a host drafter for
+        a request in place of the bundle's (tests and benchmarks); a layer on the device drafts on.
         """
         self._shape = manifest.shape
         self._drafter = drafter or (lambda request: HOST_DRAFTERS[manifest.shape.drafter]())

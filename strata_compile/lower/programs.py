@@ -103,7 +103,7 @@ def _handoff_read(place: Place, out: Scratch) -> LoweredCall:
 
 
 def _handoff_write(place: Place, x: Scratch) -> LoweredCall:
-    params = handoff_write.Params(place.rows, place.facts.width)
+    params = handoff_read.Params(place.rows, place.facts.width)
     handoff = _handoff(place, place.stage)
     return call(handoff_write.SPEC, params, table=place.table, x=x, handoff=handoff)
 

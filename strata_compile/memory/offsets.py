@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: Buffers start at multiples of this: the widest load, and one DRAM burst of a GPU.
-ALIGNMENT = 256
+from strata_runtime.bundle_format import ALIGNMENT
 
 
 def aligned(size: int) -> int:

@@ -12,7 +12,7 @@ import torch
 from strata_compile.passes import PassRunner
 from strata_compile.pipeline import CompileOptions, compile_plan
 from strata_runtime.arenas import Arenas
-from strata_runtime.bundle_load import Bundle, load_bundle, open_weights
+from strata_runtime.bundle_load import Bundle, load_bundle, open_draft, open_weights
 from strata_runtime.cpu_device import BoundCall, bind, replay
 from strata_runtime.launch import Launch, Row, Sampling, Segment, Table, TableWriter
 
@@ -45,7 +45,8 @@ class Replayer:
         self.stages = len(bundle.manifest.stages)
         self.arenas = Arenas(bundle.manifest.memory["cpu"])
         self.poison(poison)
-        self.arenas.fill(open_weights(bundle, bundle.folder))
+        folder = bundle.folder
+        self.arenas.fill(open_weights(bundle, folder), open_draft(bundle, folder))
         self.writer = TableWriter(bundle.manifest.table)
         self._bound: dict[tuple[int, str], tuple[BoundCall, ...]] = {}
         self._sequence = 0

@@ -34,13 +34,25 @@ def test_another_order_of_summation_is_found(monkeypatch: pytest.MonkeyPatch) ->
     assert unequal_linear(576, 192, [8, 32, 128]) == 32
 
 
-def test_few_columns_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its zeros, the product for heads of 9 has rows that depend on their lane."""
-    monkeypatch.setattr(selftest, "weighted", torch.bmm)
-    if all(unequal_attention(g, d) is None for g in (1, 3) for d in range(5, 12)):
-        pytest.skip("this processor's routines keep rows apart in few columns too")
-    monkeypatch.undo()
-    assert unequal_attention(1, 9) is None
+@pytest.mark.parametrize("product", ["scores", "values"])
+def test_a_lane_that_rounds_otherwise_is_found(
+    monkeypatch: pytest.MonkeyPatch, product: str
+) -> None:
+    """One lane of one of the two products sums in another order: it does not pass."""
+    plain = torch.bmm
+
+    def uneven(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = plain(a, b)
+        half = a.shape[-1] // 2
+        out[:, -1:] = plain(a[:, -1:, :half], b[:, :half]) + plain(a[:, -1:, half:], b[:, half:])
+        return out
+
+    if product == "values":
+        monkeypatch.setattr(selftest, "weighted", uneven)
+    else:
+        monkeypatch.setattr(selftest.torch, "bmm", uneven)
+        monkeypatch.setattr(selftest, "weighted", plain)
+    assert unequal_attention(1, 64) == product
 
 
 @pytest.mark.parametrize("outer", [1, 3, 5, 8, 15, 16, 17])
