@@ -66,8 +66,10 @@ class Engine:
         chunk_rows: int | None = None,
         drafter: Callable[[Request], Drafter] | None = None,
     ) -> None:
-        """`chunk_rows` bounds the live rows of a prompt chunk, and `drafter` makes a host drafter for
-        a request in place of the bundle's (tests and benchmarks); a layer on the device drafts on.
+        """Tests and benchmarks may bound the live rows of a prompt chunk by `chunk_rows`.
+
+        `drafter` makes a host drafter for a request in place of the bundle's; a layer on the
+        device drafts on.
         """
         self._shape = manifest.shape
         self._drafter = drafter or (lambda request: HOST_DRAFTERS[manifest.shape.drafter]())
