@@ -225,4 +225,4 @@ class CpuDevice:
         elapsed = (time.perf_counter() - start) * 1e3
         with self._lock:
             self._pending.pop(launch.id).set()
-        self._done.put(Done(launch.id, launch.stage, elapsed, error))
+        self._done.put(Done(launch.id, launch.stage, start, elapsed, error))

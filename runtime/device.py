@@ -13,10 +13,14 @@ from strata_runtime.launch import Launch
 
 @dataclass(frozen=True)
 class Done:
-    """A launch is complete; `error` says why it is not, if it failed."""
+    """A launch is complete; `error` says why it is not, if it failed.
+
+    It ran for `elapsed_ms` from `start` on, in seconds of the device's own clock.
+    """
 
     launch_id: int
     stage: int
+    start: float
     elapsed_ms: float
     error: BaseException | None = None
 

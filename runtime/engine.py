@@ -27,6 +27,7 @@ from strata_runtime.scheduler import (
     Verdict,
     step,
 )
+from strata_runtime.schedule import Schedule
 from strata_runtime.state import Config, initial_state
 
 
@@ -65,17 +66,21 @@ class Engine:
         device: Device,
         chunk_rows: int | None = None,
         drafter: Callable[[Request], Drafter] | None = None,
+        schedule: Schedule = Schedule(),
+        observe: Callable[[Launch, Done], None] = lambda launch, done: None,
     ) -> None:
         """Tests and benchmarks may bound the live rows of a prompt chunk by `chunk_rows`.
 
         `drafter` makes a host drafter for a request in place of the bundle's; a layer on the
-        device drafts on.
+        device drafts on. `observe` hears of every launch that is complete.
         """
+        self._observe = observe
         self._shape = manifest.shape
         self._drafter = drafter or (lambda request: HOST_DRAFTERS[manifest.shape.drafter]())
         self._vocab = manifest.model.vocab
         self._device = device
-        self._state = initial_state(Config(len(manifest.stages), manifest.shape, chunk_rows))
+        config = Config(len(manifest.stages), manifest.shape, chunk_rows, schedule)
+        self._state = initial_state(config)
         self._live: dict[int, _Live] = {}
         self._in_flight: dict[int, Launch] = {}
         self._chunk_ms: dict[int, float] = {}
@@ -134,6 +139,7 @@ class Engine:
             raise self._failed
         done = self._device.wait()
         launch = self._in_flight.pop(done.launch_id)
+        self._observe(launch, done)
         if done.error is not None:
             self._failed = DeviceError(
                 f"stage {done.stage}, {launch.program}: {type(done.error).__name__}: {done.error}"

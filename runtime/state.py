@@ -9,6 +9,7 @@ from typing import TypeVar
 from strata_runtime.bundle_format import Shape
 from strata_runtime.launch import Tokens
 from strata_runtime.request import Request
+from strata_runtime.schedule import Schedule
 
 T = TypeVar("T")
 
@@ -58,11 +59,15 @@ class Context:
 
 @dataclass(frozen=True)
 class Config:
-    """What a bundle allows; `chunk_rows` bounds a prompt chunk's live rows (tests, benchmarks)."""
+    """What a bundle allows, and what is asked of it.
+
+    `chunk_rows` bounds a prompt chunk's live rows (tests, benchmarks).
+    """
 
     stages: int
     shape: Shape
     chunk_rows: int | None = None
+    schedule: Schedule = Schedule()
 
 
 @dataclass(frozen=True)

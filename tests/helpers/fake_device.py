@@ -125,7 +125,8 @@ class FakeDevice:
         self._reported.add(launch.id)
         if launch.table.kind == "prompt" and launch.stage == self._stages - 1:
             del self.live[launch.table.context]
-        return Done(launch.id, launch.stage, self._cost(launch), self.errors.get(launch.id))
+        error = self.errors.get(launch.id)
+        return Done(launch.id, launch.stage, 0.0, self._cost(launch), error)
 
     def _check_live(self, table: Table) -> None:
         """No context is used twice, and a slot has one window and no chunk behind it."""
