@@ -17,6 +17,7 @@ from strata_runtime.drafters import HOST_DRAFTERS, Drafter
 from strata_runtime.errors import DeviceError
 from strata_runtime.launch import Launch, Segment, Tokens
 from strata_runtime.request import FAILED, STOP, Request, check_request, cut
+from strata_runtime.schedule import CHOSEN, Schedule
 from strata_runtime.scheduler import (
     Cancelled,
     ChunkDone,
@@ -27,7 +28,6 @@ from strata_runtime.scheduler import (
     Verdict,
     step,
 )
-from strata_runtime.schedule import Schedule
 from strata_runtime.state import Config, initial_state
 
 
@@ -66,7 +66,7 @@ class Engine:
         device: Device,
         chunk_rows: int | None = None,
         drafter: Callable[[Request], Drafter] | None = None,
-        schedule: Schedule = Schedule(),
+        schedule: Schedule = CHOSEN,
         observe: Callable[[Launch, Done], None] = lambda launch, done: None,
     ) -> None:
         """Tests and benchmarks may bound the live rows of a prompt chunk by `chunk_rows`.

@@ -20,6 +20,8 @@ class Schedule:
     early_commits: bool = True
 
 
+#: Everything is left to the scheduler.
+CHOSEN = Schedule()
 #: One window in flight, all slots in it: the schedule of engines without a pipeline.
 SERIAL = Schedule(windows=1)
 #: As many windows in flight as there may be, and no drafts.

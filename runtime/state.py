@@ -9,7 +9,7 @@ from typing import TypeVar
 from strata_runtime.bundle_format import Shape
 from strata_runtime.launch import Tokens
 from strata_runtime.request import Request
-from strata_runtime.schedule import Schedule
+from strata_runtime.schedule import CHOSEN, Schedule
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Config:
     stages: int
     shape: Shape
     chunk_rows: int | None = None
-    schedule: Schedule = Schedule()
+    schedule: Schedule = CHOSEN
 
 
 @dataclass(frozen=True)
