@@ -7,7 +7,24 @@ mistyped a plan should not pay for.
 from __future__ import annotations
 
 import importlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+
+def _keep_rows_apart() -> None:
+    """Ask MKL for products whose rows have the same bits in any company; before it is loaded.
+
+    Measured with torch 2.13: without this, an Intel machine with AVX-512 gives a row other bits in
+    a product of 8 rows and in one of 16 or more (AMD's does not); it costs no time there. The
+    device's own test at load says where it is not enough.
+    """
+    cpus = Path("/proc/cpuinfo")
+    if not cpus.exists() or "GenuineIntel" in cpus.read_text(errors="replace"):
+        os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+
+_keep_rows_apart()
 
 if TYPE_CHECKING:
     import torch as torch

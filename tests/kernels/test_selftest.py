@@ -23,9 +23,9 @@ def test_another_order_of_summation_is_found(monkeypatch: pytest.MonkeyPatch) ->
     """A product that sums in another order for more rows does not pass."""
 
     def split(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        half = x.shape[1] // 2
+        cut = x.shape[1] // 5  # no place where a library might cut by itself
         if x.shape[0] > 8:  # another order of summation for more rows
-            out.copy_(x[:, :half] @ weight[:, :half].T + x[:, half:] @ weight[:, half:].T)
+            out.copy_(x[:, :cut] @ weight[:, :cut].T + x[:, cut:] @ weight[:, cut:].T)
         else:
             out.copy_(x @ weight.T)
 
