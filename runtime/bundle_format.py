@@ -153,7 +153,10 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class DraftRecord:
-    """The drafter's own file: how the plan names it, where it was, and what it must be."""
+    """The drafter's own file: how the plan names it, where it was, and what it must be.
+
+    A drafter that is in the model file has no record.
+    """
 
     reference: str
     path: str
@@ -180,7 +183,8 @@ class Layout:
 class Shape:
     """How much of everything there is: what the scheduler needs to know of a bundle.
 
-    `drafter` proposes up to `draft_depth` tokens behind a slot's real token.
+    `drafter` proposes up to `draft_depth` tokens behind a slot's real token; with `draft_auto` the
+    scheduler chooses how many.
     """
 
     slots: int
@@ -193,6 +197,7 @@ class Shape:
     ring_entries: int
     drafter: str = "none"
     draft_depth: int = 0
+    draft_auto: bool = False
 
 
 @dataclass(frozen=True)

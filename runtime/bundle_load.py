@@ -13,7 +13,9 @@ from strata_runtime.bundle_format import (
     EMBEDDED_MODEL,
     FORMAT_VERSION,
     MANIFEST,
+    DraftRecord,
     Manifest,
+    ModelRecord,
     Program,
 )
 from strata_runtime.errors import BundleError, ModelError
@@ -98,56 +100,65 @@ def _read(folder: Path, name: str) -> bytes | None:
         raise BundleError(f"{path}: cannot be read: {reason}") from error
 
 
+@dataclass(frozen=True)
+class _Source:
+    """One of the files with weights: its record, its name in the bundle, what to do about it."""
+
+    record: ModelRecord | DraftRecord
+    what: str
+    embedded: str
+    advice: str
+
+
 def open_weights(bundle: Bundle, cache: Path, override: Path | None = None) -> GgufFile:
     """The bundle's model file: given, embedded, where it was, or as the plan names it.
 
-    BundleError lists what differs from the file that was compiled, with both values.
+    BundleError says what differs from the file that was compiled, with both values; ModelError
+    where it was looked for in vain.
     """
     record = bundle.manifest.model
-    gguf = GgufFile.open(override or _weights_path(bundle, cache))
-    size, digest = gguf.path.stat().st_size, ""
-    wrong = []
-    if size != record.bytes:
-        wrong.append(f"{size} bytes, compiled for {record.bytes}")
-    elif (digest := gguf.sha256()) != record.sha256:
-        wrong.append(f"SHA-256 {digest}, compiled for {record.sha256}")
-    if wrong:
-        raise BundleError(
-            f"{gguf.path}: another model file: {'; '.join(wrong)}; compile again, or name the "
-            "right file with --model"
-        )
-    return gguf
+    source = _Source(record, "model", EMBEDDED_MODEL, "name {} with --model")
+    return _open(source, override or _path(bundle, source, cache))
 
 
 def open_draft(bundle: Bundle, cache: Path) -> GgufFile | None:
-    """The drafter's own file, where the bundle has one: in the bundle, or where it was.
+    """The drafter's own file, where the bundle has one: embedded, where it was, or as planned.
 
-    BundleError where it is another file than the one that was compiled.
+    Errors as open_weights.
     """
     record = bundle.manifest.draft
     if record is None:
         return None
-    path = bundle.folder / EMBEDDED_DRAFT
-    if not path.is_file():
-        path = Path(record.path)
-    if not path.is_file():
-        path = find_model(record.reference, bundle.folder, cache)
-    gguf = GgufFile.open(path)
-    if gguf.sha256() != record.sha256:
-        raise BundleError(f"{path}: another drafter than the one compiled for; compile again")
+    source = _Source(record, "drafter", EMBEDDED_DRAFT, "put {} back")
+    return _open(source, _path(bundle, source, cache))
+
+
+def _open(source: _Source, path: Path) -> GgufFile:
+    """The file at `path`, if it is the one that was compiled."""
+    gguf, record = GgufFile.open(path), source.record
+    size, digest, wrong = path.stat().st_size, "", ""
+    if size != record.bytes:
+        wrong = f"{size} bytes, compiled for {record.bytes}"
+    elif (digest := gguf.sha256()) != record.sha256:
+        wrong = f"SHA-256 {digest}, compiled for {record.sha256}"
+    if wrong:
+        advice = source.advice.format("the right file")
+        message = f"another {source.what} file: {wrong}; compile again, or {advice}"
+        raise BundleError(f"{path}: {message}")
     return gguf
 
 
-def _weights_path(bundle: Bundle, cache: Path) -> Path:
-    record = bundle.manifest.model
-    if record.embedded:
-        return bundle.folder / EMBEDDED_MODEL
-    if Path(record.path).is_file():
-        return Path(record.path)
+def _path(bundle: Bundle, source: _Source, cache: Path) -> Path:
+    """Where a file lies: in the bundle, where it was, or where the plan says; else ModelError."""
+    was, advice = source.record.path, source.advice.format("it")
+    if bundle.manifest.model.embedded:  # then both files are
+        return bundle.folder / source.embedded
+    if Path(was).is_file():
+        return Path(was)
     try:
-        found = find_model(record.reference, bundle.folder, cache)
+        found = find_model(source.record.reference, bundle.folder, cache)
     except ModelError as error:
-        raise ModelError(f"{error}, nor at {record.path}; name it with --model") from error
+        raise ModelError(f"{error}, nor at {was}; {advice}") from error
     if not found.is_file():
-        raise ModelError(f"model: not at {record.path}, nor at {found}; name it with --model")
+        raise ModelError(f"{source.what}: not at {was}, nor at {found}; {advice}")
     return found

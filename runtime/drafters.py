@@ -6,9 +6,12 @@ drafter only decides how many tokens a window brings.
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from strata_runtime.errors import OptionError
 from strata_runtime.launch import Tokens
 
 #: Lengths of the n-grams that are looked up, the longest first.
@@ -90,6 +93,34 @@ class ReplayDrafter:
             for i in places
         )
 
+
+def acceptance(spec: str, seed: int = 0) -> Callable[[int], bool]:
+    """Which drafts hold, for a ReplayDrafter: a pattern such as 1101, repeated, or a probability.
+
+    Position i of the text, its prompt included, has item i of the pattern; or it holds with the
+    probability, by a hash of the seed and the position: equal arguments give equal answers.
+    OptionError for anything else.
+    """
+    if spec and set(spec) <= {"0", "1"}:
+        return lambda position: spec[position % len(spec)] == "1"
+    try:
+        chance = float(spec)
+    except ValueError:
+        chance = -1.0
+    if not 0 <= chance <= 1:
+        raise OptionError(f"{spec!r} is neither a probability from 0 to 1 nor a pattern as 1101")
+    return lambda position: _uniform(seed, position) < chance
+
+
+def _uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on nothing else."""
+    words = struct.pack("<2Q", seed & 0xFFFFFFFFFFFFFFFF, position)
+    (bits,) = struct.unpack("<Q", hashlib.blake2b(words, digest_size=8).digest())
+    return float(bits >> 11) / float(1 << 53)
+
+
+#: Drafters that are programs; the others answer from the host.
+DEVICE_DRAFTERS = frozenset({"mtp"})
 
 #: Drafters by the plan's word for them.
 HOST_DRAFTERS: dict[str, Callable[[], Drafter]] = {

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from strata_runtime.bundle_format import Manifest
+from strata_runtime.choice import explain
 from strata_runtime.device import Device, Done
-from strata_runtime.drafters import HOST_DRAFTERS, Drafter
+from strata_runtime.drafters import HOST_DRAFTERS, Drafter, NoDrafter
 from strata_runtime.errors import DeviceError
 from strata_runtime.launch import Launch, Segment, Tokens
+from strata_runtime.measures import Timing
 from strata_runtime.request import FAILED, STOP, Request, check_request, cut
 from strata_runtime.schedule import CHOSEN, Schedule
 from strata_runtime.scheduler import (
@@ -29,6 +32,8 @@ from strata_runtime.scheduler import (
     step,
 )
 from strata_runtime.state import Config, initial_state
+
+LOG = logging.getLogger("strata")
 
 
 @dataclass(frozen=True)
@@ -68,25 +73,34 @@ class Engine:
         drafter: Callable[[Request], Drafter] | None = None,
         schedule: Schedule = CHOSEN,
         observe: Callable[[Launch, Done], None] = lambda launch, done: None,
+        forced: tuple[int, ...] = (),
     ) -> None:
-        """Tests and benchmarks may bound the live rows of a prompt chunk by `chunk_rows`.
+        """An engine without requests; `schedule` bounds how they will share windows.
 
         `drafter` makes a host drafter for a request in place of the bundle's; a layer on the
-        device drafts on. `observe` hears of every launch that is complete.
+        device drafts on. `observe` hears of every launch that is complete. For `chunk_rows` and
+        `forced` see `Config`.
         """
         self._observe = observe
         self._shape = manifest.shape
         self._drafter = drafter or (lambda request: HOST_DRAFTERS[manifest.shape.drafter]())
         self._vocab = manifest.model.vocab
         self._device = device
-        config = Config(len(manifest.stages), manifest.shape, chunk_rows, schedule)
+        commits = tuple("commit.r1" in stage.programs for stage in manifest.stages)
+        stages, shape = len(manifest.stages), manifest.shape
+        config = Config(stages, shape, chunk_rows, schedule, commits, forced)
         self._state = initial_state(config)
         self._live: dict[int, _Live] = {}
         self._in_flight: dict[int, Launch] = {}
-        self._chunk_ms: dict[int, float] = {}
+        self._timings: list[Timing] = []
         self._heard: list[Update] = []
         self._failed: DeviceError | None = None
         self._next_request = 1
+
+    @property
+    def choice(self) -> str:
+        """What the scheduler chose last, and why."""
+        return explain(self._state)
 
     @property
     def busy(self) -> bool:
@@ -104,14 +118,26 @@ class Engine:
             number, request.prompt, request.max_tokens, request.end_tokens, request.sampling
         )
         live = _Live(request, watch or (lambda token: False), self._drafter(request))
-        live.drafter.extend(request.prompt)
         self._live[number] = live
-        self._step(Submitted(request, time.monotonic(), self._propose(live)))
+        drafts = self._propose(live, request.prompt)
+        self._step(Submitted(request, time.monotonic(), drafts))
         return number
 
-    def _propose(self, live: _Live) -> Tokens:
-        """What the request's drafter thinks may follow its text."""
-        return live.drafter.propose(self._shape.draft_depth)
+    def _propose(self, live: _Live, tokens: Tokens) -> Tokens:
+        """What the request's drafter thinks may follow its text, which these tokens now end.
+
+        One that fails is not asked again: its text goes on without drafts.
+        """
+        try:
+            live.drafter.extend(tokens)
+            drafts = live.drafter.propose(self._shape.draft_depth)[: self._shape.draft_depth]
+            if any(not 0 <= token < self._vocab for token in drafts):
+                raise ValueError(f"proposed {drafts}, of a vocabulary of {self._vocab}")
+        except Exception as error:
+            live.drafter = NoDrafter()
+            _without_drafts(live.request.id, error)
+            return ()
+        return drafts
 
     def cancel(self, request_id: int) -> None:
         """End a request; what it has in flight drains. Nothing more is heard of it."""
@@ -140,41 +166,46 @@ class Engine:
         done = self._device.wait()
         launch = self._in_flight.pop(done.launch_id)
         self._observe(launch, done)
-        if done.error is not None:
+        kind, rows = launch.program.split(".r")
+        if done.error is None:
+            self._timings.append(Timing(done.stage, kind, int(rows), done.elapsed_ms))
+        elif kind != "draft":
             self._failed = DeviceError(
                 f"stage {done.stage}, {launch.program}: {type(done.error).__name__}: {done.error}"
             )
             raise self._failed from done.error
-        if launch.table.kind == "exec":
+        if kind == "draft":
+            self._chain_done(launch, done.error)
+        elif kind == "exec" and self._is_last(launch):
             self._window_done(launch)
-        elif launch.table.kind == "draft":
-            self._chain_done(launch)
-        else:
-            self._chunk_done(launch, done)
+        elif kind == "prompt" and self._is_last(launch):
+            self._step(ChunkDone(launch.table.context, time.monotonic(), self._timed()))
 
-    def _chunk_done(self, launch: Launch, done: Done) -> None:
-        """A chunk costs what its slowest stage takes."""
-        context = launch.table.context
-        slowest = max(self._chunk_ms.get(context, 0.0), done.elapsed_ms)
-        self._chunk_ms[context] = slowest
-        if self._is_last(launch):
-            del self._chunk_ms[context]
-            self._step(ChunkDone(context, slowest, time.monotonic()))
+    def _timed(self) -> tuple[Timing, ...]:
+        """The times of what has been completed since this was asked last."""
+        timings, self._timings = self._timings, []
+        return tuple(timings)
 
-    def _chain_done(self, launch: Launch) -> None:
-        """Each segment's drafts, with what the device counted of them."""
+    def _chain_done(self, launch: Launch, error: BaseException | None) -> None:
+        """Each segment's drafts, with what the device counted of them; none where it failed."""
         context, segments = launch.table.context, launch.table.segments
-        words = self._device.drafts(context)
-        drafts = tuple(tuple(line[1 : 1 + 2 * line[0] : 2].tolist()) for line in words)
-        self._step(Drafts(context, drafts[: len(segments)], time.monotonic()))
+        drafts: tuple[Tokens, ...] = ((),) * len(segments)
+        if error is None:
+            words = self._device.drafts(context)
+            drafts = tuple(tuple(line[1 : 1 + 2 * line[0] : 2].tolist()) for line in words)
+        else:
+            for segment in segments:
+                slot = self._state.slots[segment.slot]
+                if slot.request is not None and slot.epoch == segment.epoch and slot.drafting:
+                    _without_drafts(slot.request.id, error)
+        event = Drafts(context, drafts[: len(segments)], time.monotonic(), error is not None)
+        self._step(replace(event, timings=self._timed()))
 
     def _is_last(self, launch: Launch) -> bool:
         return launch.id == self._state.contexts[launch.table.context].last_launch
 
     def _window_done(self, launch: Launch) -> None:
         """Judge every segment; a watcher that raises is heard of after all of them."""
-        if not self._is_last(launch):
-            return
         words = self._device.verdict(launch.table.context)
         outcomes: list[Outcome] = []
         raised: list[Exception] = []
@@ -183,7 +214,8 @@ class Engine:
             outcomes.append(outcome)
             if update is not None:
                 self._heard.append(update)
-        self._step(Verdict(launch.table.context, tuple(outcomes), time.monotonic()))
+        event = Verdict(launch.table.context, tuple(outcomes), time.monotonic(), self._timed())
+        self._step(event)
         if raised:
             raise raised[0]
 
@@ -215,27 +247,41 @@ class Engine:
         for i in range(len(kept)):
             live.digest.update(struct.pack("<2i", *words[first + i, 2:].tolist()))
         live.generated += len(kept)
+        counted = (segment.count - 1, accepted)
         if finish is not None:
-            return self._ended(segment, live, kept, finish)
-        live.drafter.extend(kept)
-        outcome = Outcome(segment.slot, kept, drafts=self._propose(live))
+            return self._ended(segment, live, kept, finish, *counted)
+        outcome = Outcome(segment.slot, kept, None, self._propose(live, kept), *counted)
         return outcome, Update(request.id, kept, drafted=segment.count - 1)
 
     def _ended(
-        self, segment: Segment, live: _Live, kept: tuple[int, ...], finish: str
+        self,
+        segment: Segment,
+        live: _Live,
+        kept: Tokens,
+        finish: str,
+        drafted: int = 0,
+        accepted: int = 0,
     ) -> tuple[Outcome, Update]:
         """The last outcome of a slot's text; the other slots go on."""
         number = live.request.id
         del self._live[number]
         update = Update(number, kept, finish, live.digest.hexdigest(), segment.count - 1)
-        return Outcome(segment.slot, kept, finish), update
+        return Outcome(segment.slot, kept, finish, (), drafted, accepted), update
 
     def _step(self, event: Event) -> None:
-        result = step(self._state, event)
+        before, result = self._state.choice, step(self._state, event)
         self._state = result.state
+        if result.state.choice != before and LOG.isEnabledFor(logging.INFO):
+            LOG.info("%s", self.choice)
         for launch in result.launches:
             self._in_flight[launch.id] = launch
             self._device.submit(launch)
+
+
+def _without_drafts(request_id: int, error: BaseException) -> None:
+    """Say once that a text goes on without drafts."""
+    reason = f"{type(error).__name__}: {error}"
+    LOG.warning("request %d goes on without drafts: %s", request_id, reason)
 
 
 def _watched(

@@ -141,14 +141,17 @@ class GgufFile:
     def dequantize_into(self, name: str, out: npt.NDArray[np.float32]) -> None:
         """Writes a tensor as float32 into out (its shape, C-contiguous); takes 4 MiB at most.
 
-        The values are those of gguf.quants.dequantize, bit for bit. Raises ModelError for a
-        missing tensor or a type that has no float32 form (integers, F64, Q8_1, ...).
+        An out of fewer rows gets the first ones. The values are those of gguf.quants.dequantize,
+        bit for bit. Raises ModelError for a missing tensor or a type that has no float32 form
+        (integers, F64, Q8_1, ...).
         """
         info = self._info(name)
-        if out.shape != info.shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+        fits = out.shape == info.shape or _are_first_rows(out.shape, info.shape)
+        if not fits or out.dtype != np.float32 or not out.flags.c_contiguous:
             raise ValueError(f"out must be C-contiguous float32 of shape {info.shape}")
         block, block_bytes = GGML_QUANT_SIZES[info.ggml_type]
-        weights, raw = out.reshape(-1), self.raw(name)
+        weights = out.reshape(-1)
+        raw = self.raw(name)[: info.nbytes * out.shape[0] // info.shape[0]]
         step = _GROUP // block * block_bytes
         for group in range(-(-raw.size // step)):
             values = self._dequantized(info, raw[group * step : (group + 1) * step])
@@ -206,6 +209,10 @@ class GgufFile:
         close = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean {shown(close[0])}?" if close else ""
         return ModelError(f"{self._label}: {what} {shown(name)} is missing{hint}")
+
+
+def _are_first_rows(part: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    return len(whole) > 1 and part[1:] == whole[1:] and 0 < part[0] < whole[0]
 
 
 def _map(path: Path, label: str) -> mmap.mmap:

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from strata_runtime.commits import Queued, late_commits
+from strata_runtime.drafters import DEVICE_DRAFTERS
 from strata_runtime.launch import Launch, Tokens
+from strata_runtime.measures import Timing
 from strata_runtime.request import CANCELLED, Request
 from strata_runtime.state import Context, Phase, Slot, State
 from strata_runtime.windows import prompt_chunk, window
+
+Timings = tuple[Timing, ...]
 
 
 @dataclass(frozen=True)
@@ -37,40 +42,49 @@ class Cancelled:
 class Outcome:
     """What one slot's segment brought: the tokens that belong to its text, and why it ends.
 
-    `drafts` are proposed to follow them.
+    Of `drafted` drafts `accepted` held, whether or not the text ended before. `drafts` are proposed
+    to follow the tokens.
     """
 
     slot: int
     tokens: Tokens
     finish: str | None = None
     drafts: Tokens = ()
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A window has left the last stage."""
+    """A window has left the last stage. `timings` are of launches that are complete by now."""
 
     context: int
     outcomes: tuple[Outcome, ...]
     time: float = 0.0
+    timings: Timings = ()
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """A draft program has ended: what it proposes for each segment of its window."""
+    """A draft program has ended: what it proposes for each segment of its window.
+
+    Where it has `failed`, the slots go on without drafts.
+    """
 
     context: int
     drafts: tuple[Tokens, ...]
     time: float = 0.0
+    failed: bool = False
+    timings: Timings = ()
 
 
 @dataclass(frozen=True)
 class ChunkDone:
-    """A prompt chunk has left the last stage, `elapsed_ms` after it was begun there."""
+    """A prompt chunk has left the last stage."""
 
     context: int
-    elapsed_ms: float
     time: float = 0.0
+    timings: Timings = ()
 
 
 Event = Submitted | Cancelled | Verdict | Drafts | ChunkDone
@@ -96,19 +110,28 @@ class Step:
 def step(state: State, event: Event) -> Step:
     """Take an event in, and queue everything that may now be queued."""
     finished: tuple[Finished, ...] = ()
+    commits: tuple[Launch, ...] = ()
     match event:
         case Submitted(request, _, drafts):
             state = replace(state, waiting=(*state.waiting, (request, drafts)))
         case Cancelled(request_id):
             state, finished = _cancel(state, request_id)
         case Verdict():
+            state, commits = _commits(_measured(state, event.timings), event)
             state, finished = _verdict(state, event)
         case Drafts():
-            state = _drafts(state, event)
+            state = _drafts(_measured(state, event.timings), event)
         case ChunkDone():
-            state = _chunk_done(state, event)
+            state = _chunk_done(_measured(state, event.timings), event)
     state, launches = _queue(_admit(state))
-    return Step(state, launches, finished)
+    return Step(state, (*commits, *launches), finished)
+
+
+def _measured(state: State, timings: Timings) -> State:
+    costs = state.costs
+    for timing in timings:
+        costs = costs.measured(timing, state.next_id)
+    return replace(state, costs=costs)
 
 
 def _cancel(state: State, request_id: int) -> tuple[State, tuple[Finished, ...]]:
@@ -135,6 +158,13 @@ def _settle(state: State, index: int) -> State:
     return state
 
 
+def _commits(state: State, event: Verdict) -> Queued:
+    """Make permanent what the text keeps; nothing more of a text that has been cancelled."""
+    table = state.contexts[event.context].table
+    assert table is not None
+    return late_commits(state, table, {o.slot: len(o.tokens) for o in event.outcomes if o.tokens})
+
+
 def _verdict(state: State, event: Verdict) -> tuple[State, tuple[Finished, ...]]:
     """The context is free, or, where a chain is queued behind the window, at the chain's end."""
     finished: list[Finished] = []
@@ -149,45 +179,66 @@ def _verdict(state: State, event: Verdict) -> tuple[State, tuple[Finished, ...]]
             state = _settle(state, outcome.slot)
         elif outcome.finish is not None:
             finished.append(Finished(slot.request.id, outcome.finish))
-            state = _end(state, outcome.slot)
+            state = _end(_judged(state, outcome), outcome.slot)
         else:
-            phase = Phase.DRAFTING if chain else Phase.READY
-            state = state.with_slot(outcome.slot, _advanced(slot, outcome, phase))
+            state = _advanced(_judged(state, outcome), outcome, bool(chain))
     return state, tuple(finished)
+
+
+def _judged(state: State, outcome: Outcome) -> State:
+    """Remember how many drafts held."""
+    slot, seen = state.slots[outcome.slot], (outcome.drafted, outcome.accepted)
+    state = state.with_slot(outcome.slot, replace(slot, holds=slot.holds.seen(*seen)))
+    return replace(state, holds=state.holds.seen(*seen))
+
+
+def _advanced(state: State, outcome: Outcome, chain: bool) -> State:
+    """The slot's real token was row 0; accepted drafts follow it; the last token comes next."""
+    slot = state.slots[outcome.slot]
+    slot = replace(
+        slot,
+        phase=Phase.DRAFTING if chain else Phase.READY,
+        length=slot.length + len(outcome.tokens),
+        token=outcome.tokens[-1],
+        generated=slot.generated + len(outcome.tokens),
+        drafts=(),
+    )
+    state = state.with_slot(outcome.slot, slot)
+    if chain or state.config.shape.drafter in DEVICE_DRAFTERS:
+        return state
+    return _proposed(state, outcome.slot, state.config.shape.draft_depth, outcome.drafts)
+
+
+def _proposed(state: State, index: int, asked: int, drafts: Tokens) -> State:
+    """The slot's drafts for its next window, and how many of those that were asked for came."""
+    slot, seen = state.slots[index], (asked, len(drafts))
+    slot = replace(slot, drafts=drafts, offers=slot.offers.seen(*seen))
+    return replace(state.with_slot(index, slot), offers=state.offers.seen(*seen))
 
 
 def _drafts(state: State, event: Drafts) -> State:
     """The slots of the window may go on, each with its drafts; those that ended have drained."""
-    slots = state.contexts[event.context].slots
+    table = state.contexts[event.context].table
+    assert table is not None
     state = state.with_context(event.context, Context())
-    for index, drafts in zip(slots, event.drafts, strict=True):
-        slot = state.slots[index]
+    for segment, drafts in zip(table.segments, event.drafts, strict=True):
+        slot = state.slots[segment.slot]
         slot = replace(slot, in_flight=slot.in_flight - 1)
         if slot.phase is Phase.DRAFTING:
-            slot = replace(slot, phase=Phase.READY, drafts=drafts)
-        state = _settle(state.with_slot(index, slot), index)
+            slot = replace(slot, phase=Phase.READY, drafting=slot.drafting and not event.failed)
+            state = state.with_slot(segment.slot, slot)
+            if not event.failed:
+                state = _proposed(state, segment.slot, segment.depth, drafts)
+        else:
+            state = _settle(state.with_slot(segment.slot, slot), segment.slot)
     return state
 
 
-def _advanced(slot: Slot, outcome: Outcome, phase: Phase) -> Slot:
-    """The slot's real token was row 0; accepted drafts follow it; the last token comes next."""
-    return replace(
-        slot,
-        phase=phase,
-        length=slot.length + len(outcome.tokens),
-        token=outcome.tokens[-1],
-        generated=slot.generated + len(outcome.tokens),
-        drafts=outcome.drafts,
-    )
-
-
 def _chunk_done(state: State, event: ChunkDone) -> State:
-    context = state.contexts[event.context]
-    (index,) = context.slots
+    (index,) = state.contexts[event.context].slots
     slot = state.slots[index]
     state = state.with_slot(index, replace(slot, in_flight=slot.in_flight - 1))
-    state = state.with_context(event.context, Context())
-    return _settle(state.with_cost(context.program_rows, event.elapsed_ms), index)
+    return _settle(state.with_context(event.context, Context()), index)
 
 
 def _admit(state: State) -> State:
@@ -207,10 +258,9 @@ def _queue(state: State) -> tuple[State, tuple[Launch, ...]]:
     """Windows first, then at most one prompt chunk, until neither is possible."""
     launches: list[Launch] = []
     while True:
-        grown, more = window(state)
+        state, more = window(state)
         if not more:
-            grown, more = prompt_chunk(state)
+            state, more = prompt_chunk(state)
         if not more:
             return state, tuple(launches)
-        state = grown
         launches += more

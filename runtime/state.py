@@ -7,7 +7,8 @@ from enum import Enum
 from typing import TypeVar
 
 from strata_runtime.bundle_format import Shape
-from strata_runtime.launch import Tokens
+from strata_runtime.launch import Table, Tokens
+from strata_runtime.measures import UNMEASURED, UNSEEN, Costs, Odds
 from strata_runtime.request import Request
 from strata_runtime.schedule import CHOSEN, Schedule
 
@@ -30,7 +31,8 @@ class Slot:
     """One conversation; `length` cells are committed or queued, and `token` comes next, which
     `drafts` may follow.
 
-    `in_flight` counts its windows and chunks; `served` is when a window last took it.
+    `in_flight` counts its windows and chunks, `windows` those that it has had; `served` is when one
+    last took it. `offers` and `holds`: how often drafts were there, and held.
     """
 
     epoch: int = 0
@@ -41,33 +43,73 @@ class Slot:
     generated: int = 0
     in_flight: int = 0
     served: int = 0
+    windows: int = 0
     drafts: Tokens = ()
+    drafting: bool = True
+    offers: Odds = UNSEEN
+    holds: Odds = UNSEEN
 
 
 @dataclass(frozen=True)
 class Context:
-    """A window context: the slots of what is in flight in it, its last launch, its rows.
+    """A window context: what is in flight in it, and the launch with which it leaves the stages.
 
     `chain` is the launch of a draft program behind its window, or 0.
     """
 
-    slots: tuple[int, ...] = ()
+    table: Table | None = None
     last_launch: int = 0
-    program_rows: int = 0
     chain: int = 0
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The slots of what is in flight."""
+        return tuple(s.slot for s in self.table.segments) if self.table else ()
 
 
 @dataclass(frozen=True)
 class Config:
     """What a bundle allows, and what is asked of it.
 
-    `chunk_rows` bounds a prompt chunk's live rows (tests, benchmarks).
+    `commits` says of each stage whether it has state, and so commit programs; none does where it
+    is empty. For tests and benchmarks: `chunk_rows` bounds a prompt chunk's live rows, and of one
+    window after the other, at most as many drafts are accepted as `forced` says (-1: all).
     """
 
     stages: int
     shape: Shape
     chunk_rows: int | None = None
     schedule: Schedule = CHOSEN
+    commits: tuple[bool, ...] = ()
+    forced: tuple[int, ...] = ()
+
+    @property
+    def drafts(self) -> int | None:
+        """Drafts behind each real token, as the schedule or the plan has them; None: chosen."""
+        asked, shape = self.schedule.drafts, self.shape
+        if asked is not None:
+            return min(asked, shape.draft_depth)
+        return None if shape.draft_auto else shape.draft_depth
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts that a slot may have."""
+        return self.shape.draft_depth if self.drafts is None else self.drafts
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen: windows in flight and drafts of each slot; tokens/s that this predicts.
+
+    It was `made` after so many windows, for slots and epochs `live`, with `known` times.
+    """
+
+    windows: int = 1
+    drafts: tuple[int, ...] = ()
+    rate: float = 0.0
+    live: tuple[tuple[int, int], ...] = ()
+    known: frozenset[tuple[int, str, int]] = frozenset()
+    made: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,8 +117,8 @@ class State:
     """Everything that the scheduler knows.
 
     `contexts`: windows first, then prompt chunks. `readers` holds, per context and stage, the
-    last launch that read what that stage handed off, or 0. `costs` holds (rows, ms) of prompt
-    programs as last measured. Launch ids count from 1.
+    last launch that read what that stage handed off, or 0. `windows` counts all windows; `offers`
+    and `holds` are those of all slots. Launch ids count from 1.
     """
 
     config: Config
@@ -85,7 +127,11 @@ class State:
     readers: tuple[tuple[int, ...], ...]
     waiting: tuple[tuple[Request, Tokens], ...] = ()
     next_id: int = 1
-    costs: tuple[tuple[int, float], ...] = ()
+    windows: int = 0
+    choice: Choice = Choice()
+    costs: Costs = UNMEASURED
+    offers: Odds = UNSEEN
+    holds: Odds = UNSEEN
 
     def with_slot(self, index: int, slot: Slot) -> State:
         """This state with one slot changed."""
@@ -95,15 +141,10 @@ class State:
         """This state with one context changed."""
         return replace(self, contexts=_put(self.contexts, index, context))
 
-    def with_cost(self, rows: int, ms: float) -> State:
-        """This state with a prompt program's time as last measured."""
-        others = tuple(c for c in self.costs if c[0] != rows)
-        return replace(self, costs=tuple(sorted((*others, (rows, ms)))))
-
     @property
     def decoding(self) -> int:
         """Slots whose text is being drawn."""
-        return sum(s.phase in _DECODING for s in self.slots)
+        return sum(s.phase in DECODING for s in self.slots)
 
     @property
     def idle(self) -> bool:
@@ -111,7 +152,8 @@ class State:
         return not self.waiting and all(s.phase is Phase.FREE for s in self.slots)
 
 
-_DECODING = frozenset({Phase.READY, Phase.WINDOW, Phase.DRAFTING})
+#: A slot whose text is being drawn.
+DECODING = frozenset({Phase.READY, Phase.WINDOW, Phase.DRAFTING})
 
 
 def _put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:

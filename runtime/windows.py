@@ -2,101 +2,131 @@
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from dataclasses import replace
+from itertools import accumulate
 
+from strata_runtime.choice import allowed, draft_chances, refreshed, share
+from strata_runtime.commits import Queued, early_commits
+from strata_runtime.drafters import DEVICE_DRAFTERS
 from strata_runtime.launch import Launch, Row, Segment, Table
 from strata_runtime.request import Request
 from strata_runtime.state import Context, Phase, Slot, State
 
-Queued = tuple[State, tuple[Launch, ...]]
-
-#: Drafters that are programs; others answer from the host.
-DEVICE_DRAFTERS = frozenset({"mtp"})
-
 
 def window(state: State) -> Queued:
-    """The next window, if a context is free and a slot is ready; else no launches.
+    """The next window, if one more may be in flight and a slot is ready; else no launches.
 
-    Live slots are spread over the windows that may be in flight, those served longest ago first.
-    Each gets a row for its real token, then the rows that are left are shared out among drafts.
+    Live slots are spread over the windows in flight, those served longest ago first. Each gets a
+    row for its real token, then the rows that are left are shared out among drafts.
     """
     shape = state.config.shape
     ready = [i for i, s in enumerate(state.slots) if s.phase is Phase.READY]
-    free = [i for i in range(shape.groups) if not state.contexts[i].slots]
-    if not ready or not free:
+    if not ready:
         return state, ()
-    share = min(-(-state.decoding // shape.groups), shape.row_limit)
-    oldest = sorted(ready, key=lambda i: (state.slots[i].served, i))[:share]
+    state = refreshed(state)
+    free = [i for i in range(shape.groups) if state.contexts[i].table is None]
+    if shape.groups - len(free) >= state.choice.windows:
+        return state, ()
+    oldest = sorted(ready, key=lambda i: (state.slots[i].served, i))[: share(state)]
     taken, context = tuple(sorted(oldest)), free[0]
-    rows: list[Row] = []
-    segments: list[Segment] = []
-    for slot, drafts in zip(taken, _shared_out(state, taken), strict=True):
-        first = len(rows)
-        rows += _segment_rows(state, slot, drafts, first, context * shape.row_limit)
-        depth = _depth(state, slot) if shape.drafter in DEVICE_DRAFTERS else 0
-        segments.append(Segment(slot, state.slots[slot].epoch, first, 1 + drafts, depth))
+    table = _window_table(state, taken, context)
     for slot in taken:
         s = state.slots[slot]
-        s = replace(s, phase=Phase.WINDOW, in_flight=s.in_flight + 1, served=state.next_id)
-        state = state.with_slot(slot, s)
-    table = Table("exec", context, tuple(rows), tuple(segments))
-    state, launches = _launch(state, len(rows), table, taken)
-    return _chain(state, table, launches)
+        s = replace(s, phase=Phase.WINDOW, in_flight=s.in_flight + 1, windows=s.windows + 1)
+        state = state.with_slot(slot, replace(s, served=state.next_id))
+    state = replace(state, windows=state.windows + 1)
+    state, launches = _launch(state, len(table.rows), table)
+    state, chain = _chain(state, table)
+    state, commits = early_commits(state, table)
+    return state, (*launches, *chain, *commits)
 
 
-def _chain(state: State, table: Table, launches: tuple[Launch, ...]) -> Queued:
-    """The window's launches, and right behind the last stage's its draft program, if any.
+def _window_table(state: State, taken: tuple[int, ...], context: int) -> Table:
+    """The rows of these slots: real token, then drafts, one slot after the other."""
+    shape, rows, segments = state.config.shape, list[Row](), list[Segment]()
+    base = context * shape.row_limit
+    for slot, drafts in zip(taken, _shared_out(state, taken), strict=True):
+        first = len(rows)
+        rows += _segment_rows(state, slot, drafts, first, base + first)
+        depth = _depth(state, slot) if shape.drafter in DEVICE_DRAFTERS else 0
+        epoch = state.slots[slot].epoch
+        segments.append(Segment(slot, epoch, first, 1 + drafts, depth, base + first))
+    return Table("exec", context, tuple(rows), tuple(segments))
+
+
+def _chain(state: State, table: Table) -> Queued:
+    """The draft program right behind the last stage's exec, if any slot wants drafts.
 
     The chain reads the verdict on the device, so that nobody waits for the host in between.
     """
     steps = max(segment.depth for segment in table.segments)
     if not steps:
-        return state, launches
+        return state, ()
     number, context = state.next_id, state.contexts[table.context]
-    chain = Launch(number, launches[-1].stage, f"draft.r{steps}", replace(table, kind="draft"))
+    stage = state.config.stages - 1
+    chain = Launch(number, stage, f"draft.r{steps}", replace(table, kind="draft"))
     state = replace(state, next_id=number + 1)
-    state = state.with_context(table.context, replace(context, chain=number))
-    return state, (*launches, chain)
+    return state.with_context(table.context, replace(context, chain=number)), (chain,)
 
 
 def _depth(state: State, index: int) -> int:
     """Drafts that are of use behind a window that accepts none: a window later fewer may be."""
     shape, slot = state.config.shape, state.slots[index]
+    if not slot.drafting:
+        return 0
     room = shape.context - 2 - slot.length
     left = _request(slot).max_tokens - slot.generated - 2
-    return max(0, min(shape.draft_depth, room, left))
+    return max(0, min(allowed(state, index, ahead=1), room, left))
 
 
 def _shared_out(state: State, taken: tuple[int, ...]) -> list[int]:
-    """How many drafts each slot's segment gets: one each in turn while rows are left.
+    """How many drafts each slot's segment gets: the likeliest to hold first, while rows last.
 
-    A first draft is worth more than a second. None is worth anything behind the last token that
-    the request may have, and none stands at or past `context`.
+    None is worth anything behind the last token that the request may have, and none stands at or
+    past `context`.
     """
-    shape = state.config.shape
-    left, granted = shape.row_limit - len(taken), [0] * len(taken)
-    most = [_drafts_of_use(state, slot) for slot in taken]
-    for depth in range(1, shape.row_limit):
-        for i, wanted in enumerate(most):
-            if wanted >= depth and left:
-                granted[i], left = depth, left - 1
-    return granted
+    left = state.config.shape.row_limit - len(taken)
+    granted = [_drafts_of_use(state, slot) for slot in taken]
+    if sum(granted) <= left:
+        return granted
+    ranked = []
+    for place, (slot, most) in enumerate(zip(taken, granted, strict=True)):
+        worth = accumulate(draft_chances(state, slot), operator.mul)
+        ranked += [(-w, i, place) for i, w in zip(range(most), worth, strict=False)]
+    counts = Counter(place for _, _, place in sorted(ranked)[:left])
+    return [counts[place] for place in range(len(taken))]
 
 
 def _drafts_of_use(state: State, index: int) -> int:
     slot = state.slots[index]
     room = state.config.shape.context - 1 - slot.length
-    return min(len(slot.drafts), room, _request(slot).max_tokens - slot.generated - 1)
+    left = _request(slot).max_tokens - slot.generated - 1
+    return min(len(slot.drafts), allowed(state, index), room, left)
 
 
-def _segment_rows(state: State, index: int, drafts: int, first: int, handoff: int) -> list[Row]:
-    """A slot's real token and its drafts, at the positions behind its committed length."""
-    slot = state.slots[index]
-    rows = [_row(state, index, slot.length, first, 0, handoff + first)]
-    for i, token in enumerate(slot.drafts[:drafts], 1):
-        row = replace(rows[0], position=slot.length + i, token=token, index=i)
-        rows.append(replace(row, handoff_row=handoff + first + i))
-    return rows
+def _segment_rows(state: State, index: int, drafts: int, first: int, place: int) -> list[Row]:
+    """A slot's real token and its drafts, at the positions behind its committed length.
+
+    `place` is the first of the context's hand-off rows and saved rows that are theirs.
+    """
+    slot, forced = state.slots[index], state.config.forced
+    row = _row(state, index, slot.length, first, 0, place)
+    if forced:
+        row = replace(row, forced=forced[state.windows % len(forced)])
+    tokens = (row.token, *slot.drafts[:drafts])
+    return [
+        replace(
+            row,
+            position=slot.length + i,
+            token=token,
+            index=i,
+            handoff_row=place + i,
+            saved_row=place + i,
+        )
+        for i, token in enumerate(tokens)
+    ]
 
 
 def prompt_chunk(state: State) -> Queued:
@@ -106,7 +136,8 @@ def prompt_chunk(state: State) -> Queued:
     """
     shape = state.config.shape
     reading = [i for i, s in enumerate(state.slots) if s.phase is Phase.PROMPT]
-    free = [i for i in range(shape.groups, len(state.contexts)) if not state.contexts[i].slots]
+    chunks = range(shape.groups, len(state.contexts))
+    free = [i for i in chunks if state.contexts[i].table is None]
     if not reading or not free:
         return state, ()
     index, context = min(reading, key=lambda i: _arrival(state.slots[i])), free[0]
@@ -123,7 +154,7 @@ def prompt_chunk(state: State) -> Queued:
         length=slot.length + count,
         in_flight=slot.in_flight + 1,
     )
-    return _launch(state.with_slot(index, slot), size, table, (index,))
+    return _launch(state.with_slot(index, slot), size, table)
 
 
 def _request(slot: Slot) -> Request:
@@ -156,15 +187,13 @@ def _prompt_size(state: State, remaining: int) -> int:
 
 
 def _estimate(state: State, rows: int) -> float:
-    """Milliseconds of a prompt program: as measured, or in proportion to the nearest below."""
-    below = [(n, ms) for n, ms in state.costs if n <= rows]
-    if not below:
-        return float("inf")
-    n, ms = below[-1]
-    return ms * rows / n
+    """Milliseconds of a prompt program where it takes longest, at the most."""
+    stages = range(state.config.stages)
+    times = [state.costs.at_most(stage, "prompt", rows) for stage in stages]
+    return max(float("inf") if time is None else time for time in times)
 
 
-def _launch(state: State, rows: int, table: Table, slots: tuple[int, ...]) -> Queued:
+def _launch(state: State, rows: int, table: Table) -> Queued:
     """One launch a stage. It waits for the stage before, and for the reader of what it rewrites."""
     readers, first = state.readers[table.context], state.next_id
     stages = state.config.stages
@@ -178,5 +207,5 @@ def _launch(state: State, rows: int, table: Table, slots: tuple[int, ...]) -> Qu
     all_readers = list(state.readers)
     all_readers[table.context] = tuple(first + stage for stage in range(1, stages))
     state = replace(state, readers=tuple(all_readers), next_id=first + stages)
-    context = Context(slots, first + stages - 1, rows)
+    context = Context(table, first + stages - 1)
     return state.with_context(table.context, context), tuple(launches)

@@ -16,10 +16,12 @@ from strata_compile.lower.programs import lower
 from strata_compile.memory.place import place_programs
 from strata_compile.memory.plan import plan_memory
 from strata_compile.model.build import build_model
+from strata_compile.model.companion import check_companion
 from strata_compile.model.graph import ModelGraph
 from strata_compile.model.nextn import build_drafter
 from strata_compile.model.tensors import TensorReader
 from strata_compile.passes import PassRunner
+from strata_compile.plan.check import check_draft
 from strata_compile.plan.loader import load_plan
 from strata_compile.plan.schema import Plan
 from strata_compile.stages.partition import partition
@@ -55,11 +57,11 @@ def compile_plan(path: Path, options: CompileOptions, runner: PassRunner) -> Pat
     gguf = run("gguf", open_model, plan, options.cache)
     graph = run("model", build_model, gguf)
     facts = facts_of(plan, graph.info)
-    draft = open_draft(plan, options.cache)
-    drafter = run("drafter", drafter_of, plan, draft, graph)
+    draft = open_draft(plan, gguf, options.cache)
+    drafter = run("drafter", drafter_of, plan, gguf, draft, graph)
     staged = run("stages", partition, plan, graph, drafter)
     programs = run("programs", lower, staged, facts)
-    dataflow = run("dataflow", record_dataflow, facts.shape, len(staged.stages))
+    dataflow = run("dataflow", record_dataflow, facts.shape, programs.commits)
     memory = run("memory", plan_memory, programs, staged.stages, plan.targets)
     placed = run("place", place_programs, memory)
     units = run("units", plan_units, programs, plan.targets)
@@ -69,19 +71,28 @@ def compile_plan(path: Path, options: CompileOptions, runner: PassRunner) -> Pat
     return run("bundle", write_bundle, parts, options.bundle, options.embed_weights)
 
 
-def drafter_of(plan: Plan, draft: GgufFile | None, graph: ModelGraph) -> ModelGraph | None:
-    """The drafter's graph, where the plan's drafter is a layer."""
-    if draft is None:
+def drafter_of(
+    plan: Plan, gguf: GgufFile, draft: GgufFile | None, graph: ModelGraph
+) -> ModelGraph | None:
+    """The drafter's graph, where the plan's drafter is a layer: in a file of its own, or `gguf`."""
+    if plan.draft.kind != "mtp":
         return None
-    reader = TensorReader(draft, graph.info.architecture)
-    return build_drafter(reader, graph, plan.draft.vocab)
+    info, vocab = graph.info, plan.draft.vocab
+    if draft is not None:
+        check_draft(plan, vocab=info.vocab, nextn_layers=None)
+        check_companion(draft, gguf, graph)
+        return build_drafter(TensorReader(draft, info.architecture), graph, vocab)
+    reader = TensorReader(gguf, info.architecture)
+    check_draft(plan, vocab=info.vocab, nextn_layers=reader.nextn_layers)
+    return build_drafter(reader, graph, vocab, file="model")
 
 
-def open_draft(plan: Plan, cache: Path) -> GgufFile | None:
-    """The file of the plan's drafter, where it has one, with its header checked."""
+def open_draft(plan: Plan, gguf: GgufFile, cache: Path) -> GgufFile | None:
+    """The drafter's file with its header checked; None where the plan names none but `gguf`."""
     if plan.draft.model is None:
         return None
-    return GgufFile.open(find_model(plan.draft.model, plan.source.parent, cache))
+    draft = GgufFile.open(find_model(plan.draft.model, plan.source.parent, cache))
+    return None if draft.path.samefile(gguf.path) else draft
 
 
 def open_model(plan: Plan, cache: Path) -> GgufFile:

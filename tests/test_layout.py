@@ -60,6 +60,7 @@ def test_every_module_imports() -> None:
         "strata_compile.cli",
         "strata_compile.pipeline",
         "strata_compile.debug.cli",
+        "strata_runtime.bench_cli",
         "strata_runtime.cli",
     ],
 )

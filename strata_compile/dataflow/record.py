@@ -9,6 +9,7 @@ from strata_compile.dataflow.graph import Dataflow, Edge, Reason
 from strata_runtime.bundle_format import Shape
 from strata_runtime.launch import Launch
 from strata_runtime.request import LENGTH, Request
+from strata_runtime.schedule import Schedule
 from strata_runtime.scheduler import ChunkDone, Drafts, Event, Outcome, Submitted, Verdict, step
 from strata_runtime.state import Config, State, initial_state
 
@@ -52,7 +53,7 @@ class _Recorder:
         if cause is not None:
             self._edge(cause.id, launch, _CAUSES[cause.table.kind])
         queue.append(launch.id)
-        if launch.stage == self.stages - 1:
+        if launch.stage == self.stages - 1 and launch.table.kind in _CAUSES:
             self.running.append(launch)
 
     def _edge(self, before: int, launch: Launch, reason: Reason) -> None:
@@ -68,22 +69,25 @@ class _Recorder:
             drafts = tuple((0,) * segment.depth for segment in table.segments)
             self.step(Drafts(table.context, drafts), launch)
         else:
-            self.step(ChunkDone(table.context, 1.0), launch)
+            self.step(ChunkDone(table.context), launch)
 
     def _outcome(self, slot: int) -> Outcome:
         ends = self.state.slots[slot].generated + 1 == WINDOWS
         return Outcome(slot, (0,), LENGTH if ends else None)
 
 
-def record_dataflow(shape: Shape, stages: int) -> Dataflow:
+def record_dataflow(shape: Shape, commits: tuple[bool, ...]) -> Dataflow:
     """What is queued while every slot draws three tokens, and some read prompts of two chunks.
 
-    One slot more than there are prompt contexts reads, so that each of them is used again.
+    `commits` says of each stage whether it has state. As many windows are in flight as there may
+    be, and drafts as many as there can be. One slot more than there are prompt contexts reads, so that each of them is used again.
     Completions come in the order of the last stage's queue, the only one in which they can.
     """
     size = shape.prompt_sizes[0]
     length = min(CHUNKS * size + 1, shape.context - WINDOWS)
-    recorder = _Recorder(initial_state(Config(stages, shape, chunk_rows=size)), stages)
+    stages, schedule = len(commits), Schedule(shape.groups, drafts=shape.draft_depth)
+    config = Config(stages, shape, size, schedule, commits)
+    recorder = _Recorder(initial_state(config), stages)
     for number in range(1, shape.slots + 1):
         reads = number <= shape.prompt_contexts + 1
         request = Request(number, (0,) * (max(length, 1) if reads else 1), WINDOWS)

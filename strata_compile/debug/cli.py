@@ -10,24 +10,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from strata_compile import __version__
 from strata_compile.debug.costs import measure_bandwidth
 from strata_compile.debug.describe import (
     USUAL_CONTEXT,
-    Inspection,
     Question,
     inspect_bundle,
     memory_of,
 )
 from strata_compile.debug.dot import call_graph, to_dot, widest_exec
+from strata_compile.debug.simulate import simulate, simulation_tables
 from strata_compile.debug.tables import tables
 from strata_runtime.bundle_load import Bundle, load_bundle
 from strata_runtime.command import Parser, run_command, write_out
 from strata_runtime.errors import OptionError
 from strata_runtime.options import read_environment
 from strata_runtime.records import encode
+from strata_runtime.times import read_times
+from strata_runtime.trace import Trace
 
 NAME = "strata-inspect"
 
@@ -61,6 +63,16 @@ def _parser() -> Parser:
         metavar="GB/s",
         help="memory bandwidth of the device (default: this machine's, measured)",
     )
+    parser.add_argument(
+        "--simulate",
+        type=Path,
+        metavar="TIMES",
+        help="run the schedule on a clock instead, with a JSON file of milliseconds by kind and "
+        "rows",
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write the simulated launches for Perfetto"
+    )
     parser.add_argument("--version", action="version", version=f"{NAME} {__version__}")
     return parser
 
@@ -77,7 +89,10 @@ def _bandwidth(text: str) -> float:
 
 def _inspect(options: argparse.Namespace) -> int:
     read_environment()
+    _check_options(options)
     bundle = load_bundle(options.bundle)
+    if options.simulate is not None:
+        return _simulate(options, bundle)
     context = _context(options.context, bundle)
     measured = options.bandwidth is None
     bandwidth = measure_bandwidth() if measured else options.bandwidth
@@ -86,8 +101,31 @@ def _inspect(options: argparse.Namespace) -> int:
     found = inspect_bundle(bundle, Question(target, context, bandwidth, source))
     if options.dot is not None:
         _write_dot(options.dot, bundle, target)
-    write_out(json.dumps(encode(found), indent=1) + "\n" if options.json else _text(found))
+    _write(options, found, tables(found))
     return 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """OptionError for options that do not go together."""
+    if options.simulate is None and options.trace is not None:
+        raise OptionError("--trace: needs --simulate")
+    for name in ("target", "dot", "context", "bandwidth"):
+        if options.simulate is not None and getattr(options, name) is not None:
+            raise OptionError(f"--{name}: does not go with --simulate")
+
+
+def _simulate(options: argparse.Namespace, bundle: Bundle) -> int:
+    trace = Trace()
+    found = simulate(bundle.manifest, read_times(options.simulate), observe=trace.add)
+    if options.trace is not None:
+        trace.write(options.trace)
+    _write(options, found, simulation_tables(found))
+    return 0
+
+
+def _write(options: argparse.Namespace, found: object, shown: RenderableType) -> None:
+    """A record as JSON, or what is shown of it to people."""
+    write_out(json.dumps(encode(found), indent=1) + "\n" if options.json else _text(shown))
 
 
 def _context(given: int | None, bundle: Bundle) -> int:
@@ -107,10 +145,10 @@ def _write_dot(path: Path, bundle: Bundle, target: str) -> None:
         raise OptionError(f"--dot {path}: cannot be written: {error.strerror}") from error
 
 
-def _text(found: Inspection) -> str:
+def _text(shown: RenderableType) -> str:
     """The tables, as wide as the terminal; FILE_WIDTH columns where there is none."""
     terminal, text = sys.stdout.isatty(), io.StringIO()
     width = None if terminal else FILE_WIDTH
     console = Console(file=text, force_terminal=terminal, width=width, markup=False, emoji=False)
-    console.print(tables(found), highlight=False)
+    console.print(shown, highlight=False)
     return text.getvalue()

@@ -90,6 +90,13 @@ class Programs:
 
     programs: tuple[LoweredProgram, ...]
 
+    @property
+    def commits(self) -> tuple[bool, ...]:
+        """Has each stage state, and so programs that commit rows to it?"""
+        stages = range(max(p.stage for p in self.programs) + 1)
+        having = {p.stage for p in self.programs if p.kind is Kind.COMMIT}
+        return tuple(stage in having for stage in stages)
+
     def verify(self) -> None:
         """Every argument is bound, and every scratch value is written before it is read."""
         for program in self.programs:

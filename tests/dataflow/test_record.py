@@ -26,7 +26,7 @@ def test_every_stage_runs_the_same_launches_in_one_order(
     stages: int, slots: int, groups: int
 ) -> None:
     """The dataflow is acyclic; stages differ in nothing but the launch's id."""
-    dataflow = record_dataflow(shape_of(slots, groups), stages)
+    dataflow = record_dataflow(shape_of(slots, groups), (False,) * stages)
     dataflow.verify()
     per_stage = [
         [(x.program, x.table) for x in dataflow.launches() if x.stage == stage]
@@ -41,7 +41,7 @@ def test_every_stage_runs_the_same_launches_in_one_order(
 @pytest.mark.parametrize(("stages", "slots", "groups"), SHAPES)
 def test_hand_offs_are_ordered(stages: int, slots: int, groups: int) -> None:
     """A hand-off row's writer, its reader, and its next writer follow each other by edges."""
-    dataflow = record_dataflow(shape_of(slots, groups), stages)
+    dataflow = record_dataflow(shape_of(slots, groups), (False,) * stages)
     reached = {n: nx.descendants(dataflow.graph, n) for n in dataflow.graph}
     checked = 0
     for boundary in range(stages - 1):
@@ -60,15 +60,15 @@ def test_hand_offs_are_ordered(stages: int, slots: int, groups: int) -> None:
 
 def test_reasons_are_those_of_the_runtime() -> None:
     """Two stages, two windows in flight: all reasons but the ring's occur; the ring's on demand."""
-    found = {e.reason for e in record_dataflow(shape_of(4, 2), 2).edges()}
+    found = {e.reason for e in record_dataflow(shape_of(4, 2), (False,) * 2).edges()}
     assert found == set(Reason) - {Reason.RING_REUSE, Reason.DRAFTS}
-    long = record_dataflow(shape_of(16, 2, ring=8), 2)
+    long = record_dataflow(shape_of(16, 2, ring=8), (False,) * 2)
     assert Reason.RING_REUSE in {e.reason for e in long.edges()}
 
 
 def test_json_and_text_name_every_launch() -> None:
     """What is dumped and what is bundled is the whole dataflow."""
-    dataflow = record_dataflow(shape_of(2, 1), 2)
+    dataflow = record_dataflow(shape_of(2, 1), (False,) * 2)
     value = dataflow.to_json()
     assert [x["id"] for x in value["launches"]] == [x.id for x in dataflow.launches()]
     assert len(value["edges"]) == dataflow.graph.number_of_edges()
@@ -90,7 +90,7 @@ def test_a_circle_is_found() -> None:
 
 def test_a_chain_follows_its_window_and_precedes_the_next() -> None:
     """The draft program stands right behind the last stage's exec, and the host waits for it."""
-    dataflow = record_dataflow(shape_of(4, 2, drafter="mtp"), 2)
+    dataflow = record_dataflow(shape_of(4, 2, drafter="mtp"), (False,) * 2)
     dataflow.verify()
     launches = list(dataflow.launches())
     chains = [x for x in launches if x.table.kind == "draft"]

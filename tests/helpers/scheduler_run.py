@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fake_device import FakeDevice, end_of
 from strata_runtime.launch import Launch, Sampling
+from strata_runtime.measures import Timing
 from strata_runtime.request import CANCELLED, Request
 from strata_runtime.scheduler import (
     Cancelled,
@@ -40,6 +41,7 @@ class SchedulerRun:
         self.reasons: dict[int, str] = {}
         self.admitted: list[int] = []
         self.in_flight: dict[int, Launch] = {}
+        self.timings: list[Timing] = []
 
     def submit(
         self, prompt: tuple[int, ...], max_tokens: int, ends: frozenset[int] = frozenset()
@@ -61,17 +63,19 @@ class SchedulerRun:
         """One launch completes."""
         done = self.device.wait()
         launch = self.in_flight.pop(done.launch_id)
+        kind, rows = launch.program.split(".r")
+        self.timings.append(Timing(done.stage, kind, int(rows), done.elapsed_ms))
         if launch.stage < self.config.stages - 1:
             return
         context = launch.table.context
         if launch.table.kind == "prompt":
-            assert not self._step(ChunkDone(context, done.elapsed_ms)).finished
+            assert not self._step(ChunkDone(context, timings=self._timed())).finished
             return
         words = self.device.verdict(context).tolist()
         outcomes = [self._outcome(launch, i, line) for i, line in enumerate(words)]
         ended = {o.slot: o.finish for o in outcomes if o is not None and o.finish}
         owners = {s: r.id for s in ended if (r := self.state.slots[s].request)}
-        event = Verdict(context, tuple(o for o in outcomes if o is not None))
+        event = Verdict(context, tuple(o for o in outcomes if o is not None), 0.0, self._timed())
         finished = self._step(event).finished
         assert {f.request_id: f.reason for f in finished} == {owners[s]: ended[s] for s in ended}
 
@@ -95,6 +99,10 @@ class SchedulerRun:
         text.append(words[1])
         finish = end_of(self.requests[number], text, self.config.shape.context)
         return Outcome(segment.slot, (words[1],), finish)
+
+    def _timed(self) -> tuple[Timing, ...]:
+        timings, self.timings = self.timings, []
+        return tuple(timings)
 
     def _step(self, event: Event) -> Step:
         before, key = self.state, hash(self.state)

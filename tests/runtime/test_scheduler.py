@@ -11,6 +11,7 @@ from scheduler_run import SchedulerRun, make_request
 from strata_runtime.bundle_format import Shape
 from strata_runtime.launch import Launch
 from strata_runtime.request import CANCELLED, CONTEXT, LENGTH, STOP
+from strata_runtime.schedule import Schedule
 from strata_runtime.scheduler import Cancelled, Submitted, step
 from strata_runtime.state import Config, Phase, initial_state
 
@@ -28,7 +29,8 @@ def make_run(
     stages: int, shape: Shape, seed: int = 0, chunk_rows: int | None = None
 ) -> SchedulerRun:
     """An empty run."""
-    return SchedulerRun(Config(stages, shape, chunk_rows), FakeDevice(shape, stages, seed))
+    config = Config(stages, shape, chunk_rows, Schedule(windows=shape.groups))
+    return SchedulerRun(config, FakeDevice(shape, stages, seed))
 
 
 def tokens(count: int, seed: int = 0) -> tuple[int, ...]:
