@@ -7,6 +7,6 @@ share); then the kernels in the order in which a window meets them: `take_table`
 `handoff_read`, `rmsnorm`, `linear`, `rope_store`, `attention`, `attention_merge`,
 `prompt_attention`, `swiglu`, `handoff_write`, `store_tokens`, `logits_hash`, `sample`, `verdict`;
 those of the drafter: `hidden_store`, `hidden_load`, `concat`, `draft_back`, `draft_first`,
-`draft_pick`; `copy_cells`; last `registry.py`, the list of them all, `render.py` (their templates
-to source), and `selftest.py` (does torch keep a row's bits on this machine?).
+`draft_pick`; `copy_cells`, `copy_state`; last `registry.py`, the list of them all, `render.py`
+(their templates to source), and `selftest.py` (does torch keep a row's bits on this machine?).
 """

@@ -53,6 +53,12 @@ def live_rows(slots: Ints) -> torch.Tensor:
     return torch.from_numpy(np.flatnonzero(slots >= 0))
 
 
+def first_rows(table: TableView) -> torch.Tensor:
+    """Indices of the live rows that begin a segment, ascending, int64."""
+    first = (table.row("slot") >= 0) & (table.row("index") == 0)
+    return torch.from_numpy(np.flatnonzero(first))
+
+
 def pick(values: Ints, rows: torch.Tensor) -> torch.Tensor:
     """One field's values at some rows, as int64 indices."""
     return torch.from_numpy(values[rows.numpy()].astype(np.int64))
@@ -64,4 +70,14 @@ def put_rows(out: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> Non
     out[rows] = values
 
 
-__all__ = ["linear", "live_rows", "padded", "pick", "put_rows", "silu", "view", "weighted"]
+__all__ = [
+    "first_rows",
+    "linear",
+    "live_rows",
+    "padded",
+    "pick",
+    "put_rows",
+    "silu",
+    "view",
+    "weighted",
+]

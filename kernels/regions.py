@@ -17,8 +17,8 @@ Shape = tuple[int, ...]
 def touched(region: Region, shape: Shape, table: TableView, counter: int = 0) -> Mask:
     """A mask of `shape` that is true where the access may read or write.
 
-    Cells have shape (slots, chunks, parts, 64, width); `counter` is the stage's counter before
-    the launch, which only the ring's entry depends on.
+    Cells have shape (slots, chunks, parts, 64, width), states one entry each; `counter` is the
+    stage's counter before the launch, which only the ring's entry depends on.
     """
     mask = np.zeros(shape, np.bool_)
     if region is Region.WHOLE:
@@ -29,6 +29,8 @@ def touched(region: Region, shape: Shape, table: TableView, counter: int = 0) ->
         mask[table.header("context")] = True
     elif region in _ROW_FIELDS:
         mask[_indices(table, _ROW_FIELDS[region])] = True
+    elif region in _STATES:
+        mask[_states(table, *_STATES[region])] = True
     else:
         _CELLS[region](mask, table)
     return mask
@@ -39,6 +41,7 @@ _ROW_FIELDS = {
     Region.TOKEN: "token",
     Region.POSITION: "position",
     Region.HANDOFF: "handoff_row",
+    Region.SAVED: "saved_row",
     Region.MASK: "mask",
     Region.BIAS: "bias",
 }
@@ -47,6 +50,22 @@ _ROW_FIELDS = {
 def _indices(table: TableView, field: str) -> npt.NDArray[np.int32]:
     values = table.row(field)
     return values[(table.row("slot") >= 0) & (values >= 0)]
+
+
+#: Regions that are one state for each segment: the field of its first row that names it, and the
+#: lowest position of that row. Whoever begins at position 0 begins with zeros, and reads none.
+_STATES = {
+    Region.STATE_IN: ("state_in", 1),
+    Region.STATE_OUT: ("state_out", 0),
+    Region.SOURCE_STATE: ("state_in", 0),
+}
+
+
+def _states(table: TableView, field: str, least: int) -> npt.NDArray[np.int32]:
+    values = table.row(field)
+    first = (table.row("slot") >= 0) & (table.row("index") == 0)
+    named: npt.NDArray[np.int32] = values[first & (table.row("position") >= least)]
+    return named
 
 
 def _cells(field: str) -> Callable[[Mask, TableView], None]:

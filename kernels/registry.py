@@ -9,6 +9,7 @@ from strata_kernels import (
     attention_merge,
     concat,
     copy_cells,
+    copy_state,
     draft_back,
     draft_first,
     draft_pick,
@@ -55,5 +56,6 @@ KERNELS: dict[str, KernelSpec[Any]] = {
         draft_first.SPEC,
         draft_pick.SPEC,
         copy_cells.SPEC,
+        copy_state.SPEC,
     )
 }

@@ -28,6 +28,10 @@ class Region(Enum):
     CELL = "cell"  # (slot, position) of each live row
     HISTORY = "history"  # (slot, 0..position) of each live row
     SOURCE_CELL = "source cell"  # (state_in, position) of each live row
+    SAVED = "saved row"  # row `saved_row` of each live row
+    STATE_IN = "state in"  # entry `state_in` of each segment that does not begin at position 0
+    STATE_OUT = "state out"  # entry `state_out` of each segment
+    SOURCE_STATE = "source state"  # entry `state_in` of each segment, wherever it begins
     CONTEXT = "context"  # entry `context`
     MASK = "mask"  # entry `mask` of each live row that has one
     BIAS = "bias"  # entry `bias` of each live row that has one

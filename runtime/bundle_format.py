@@ -58,7 +58,7 @@ class Buffer:
 class Arena:
     """One allocation, made once at load; `host` memory is pinned, the rest is the stage's device.
 
-    `role` is what it is for: weights, cells, scratch, contexts, tables or ring.
+    `role` is what it is for: weights, cells, states, scratch, contexts, tables or ring.
     """
 
     stage: int

@@ -224,7 +224,12 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "stages": (MODEL + b"stages: 2\n", ":2: stages: 2 stages need as many layers"),
     "layers": (MODEL + b"stages:\n - layers: 0-1\n", ":3: stages[0].layers: no layer 1"),
     "kv": (MODEL + b"kv: int8\n", ":2: kv: int8 is not in this version"),
-    "drafts": (MODEL + b"draft: mtp\n", ":2: draft: needs model"),
+    "drafts": (MODEL + b"draft: mtp\n", ":2: draft: the model's file has no MTP layer"),
+    "depth": (MODEL + b"draft: {kind: ngram, depth: 8}\n", ":2: draft.depth: must be between"),
+    "draft's file": (MODEL + b"draft: {kind: mtp, model: x.gguf}\n", "/x.gguf: cannot be read"),
+    "draft of itself": (
+        MODEL + b"draft: {kind: mtp, model: tiny.gguf}\n", ":2: draft: the model's file has no",
+    ),
     "targets": (MODEL + b"targets: [sm_91]\n", ":2: targets[0]: "),
     "memory": (MODEL + b"stages: [{layers: 0, memory: 1KiB}]\n", "MiB short"),
 }  # fmt: skip

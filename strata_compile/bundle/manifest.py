@@ -81,11 +81,10 @@ def _stage(stage: Stage, programs: tuple[Program, ...]) -> StageRecord:
 
 
 def _draft(parts: Parts) -> DraftRecord | None:
-    if parts.draft is None:
+    reference = parts.plan.draft.model
+    if parts.draft is None or reference is None:
         return None
-    path = parts.draft.path
-    reference = parts.plan.draft.model or parts.plan.model
-    digest = parts.draft.sha256()
+    path, digest = parts.draft.path, parts.draft.sha256()
     return DraftRecord(reference, str(path.resolve()), digest, path.stat().st_size)
 
 

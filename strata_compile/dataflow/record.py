@@ -80,7 +80,8 @@ def record_dataflow(shape: Shape, commits: tuple[bool, ...]) -> Dataflow:
     """What is queued while every slot draws three tokens, and some read prompts of two chunks.
 
     `commits` says of each stage whether it has state. As many windows are in flight as there may
-    be, and drafts as many as there can be. One slot more than there are prompt contexts reads, so that each of them is used again.
+    be, and drafts as many as there can be. One slot more than there are prompt contexts reads, so
+    that each of them is used again.
     Completions come in the order of the last stage's queue, the only one in which they can.
     """
     size = shape.prompt_sizes[0]

@@ -68,7 +68,9 @@ def touched_bytes(argument: Argument, region: Region, rows: int, context: int) -
             return prod(shape) * size
         case Region.RING_ENTRY | Region.CONTEXT:
             return prod(shape[1:]) * size
-        case Region.TOKEN | Region.POSITION | Region.HANDOFF:
+        case Region.STATE_IN | Region.STATE_OUT | Region.SOURCE_STATE:  # the slot's
+            return prod(shape[1:]) * size
+        case Region.TOKEN | Region.POSITION | Region.HANDOFF | Region.SAVED:
             return min((rows, *shape[:1])) * prod(shape[1:]) * size
         case Region.CELL | Region.SOURCE_CELL:
             return _cells(argument, rows) * size

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from strata_compile.lower.calls import LoweredCall, Scratch, call
-from strata_compile.lower.rules import Place, hidden_cells, lower_graph
+from strata_compile.lower.place import Place
+from strata_compile.lower.rules import hidden_cells, lower_graph
 from strata_compile.model.graph import ModelGraph
 from strata_compile.model.nextn import HIDDEN, LOGITS, OUTPUT
 from strata_kernels import draft_back, draft_first, draft_pick, hidden_store

@@ -30,12 +30,23 @@ class Facts:
     max_gap_ms: float
     drafter: str = "none"
     draft_depth: int = 0
+    draft_auto: bool = False
     min_p: float = 0.0
 
     @property
     def chunks(self) -> int:
         """Chunks of 64 cells that a slot has."""
         return -(-self.context // CHUNK)
+
+    @property
+    def states(self) -> int:
+        """Entries of every buffer of states: each slot has its own."""
+        return self.slots
+
+    @property
+    def saved_rows(self) -> int:
+        """Saved rows of all windows in flight: those of a context stand together."""
+        return self.groups * ROW_LIMIT
 
     @property
     def handoff_rows(self) -> int:
@@ -61,6 +72,7 @@ class Facts:
             ring_entries=RING_ENTRIES,
             drafter=self.drafter,
             draft_depth=self.draft_depth,
+            draft_auto=self.draft_auto,
         )
 
 
@@ -77,5 +89,6 @@ def facts_of(plan: Plan, info: ModelInfo) -> Facts:
         max_gap_ms=plan.prompt.max_gap_ms,
         drafter=plan.draft.kind,
         draft_depth=plan.draft.depth,
+        draft_auto=plan.draft.auto,
         min_p=plan.draft.min_p,
     )

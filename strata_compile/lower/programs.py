@@ -1,19 +1,20 @@
-"""Every program of every stage: exec for 1..8 rows, draft chains, the prompt sizes, copy.
+"""Every program of every stage: exec and commit for 1..8 rows, commit_row, draft chains, the prompt
+sizes, copy.
 
-This family carries no state, so its commit and commit_row would have no kernel call: dropped.
+A stage that has no state has no commits: they would have no kernel call.
 """
 
 from __future__ import annotations
 
 from strata_compile.lower.calls import LoweredCall, LoweredProgram, Named, Programs, Scratch, call
+from strata_compile.lower.copies import copy_of_cells
 from strata_compile.lower.drafts import draft_cells, draft_chain
 from strata_compile.lower.facts import RING_ENTRIES, Facts
+from strata_compile.lower.place import Place
 from strata_compile.lower.prune import prune
-from strata_compile.lower.rules import Place, cells, hidden_cells, lower_graph
-from strata_compile.model.ops import Attention
+from strata_compile.lower.rules import lower_commit, lower_copy, lower_graph
 from strata_compile.stages.partition import Stage, StagedModel
 from strata_kernels import (
-    copy_cells,
     handoff_read,
     handoff_write,
     logits_hash,
@@ -49,19 +50,33 @@ def _wanted(facts: Facts) -> list[tuple[Kind, int]]:
     ]
 
 
+#: Kinds whose table has as many rows as a window may have, whatever is in their names: the steps
+#: of a chain, or the one row of each slot.
+_OF_ANY_WINDOW = frozenset({Kind.COMMIT_ROW, Kind.DRAFT})
+
+
 def _program(
     staged: StagedModel, stage: Stage, kind: Kind, rows: int, facts: Facts
 ) -> LoweredProgram:
-    """One program; a draft program has the table of any window, and its `rows` are its steps."""
-    place = Place(stage.index, kind, ROW_LIMIT if kind is Kind.DRAFT else rows, facts)
-    body: list[LoweredCall] = []
-    if kind in (Kind.EXEC, Kind.PROMPT):
-        body = _forward(staged, stage, place)
-    elif kind is Kind.DRAFT and staged.drafter is not None and stage.ends:
-        body = draft_chain(place, staged.drafter, rows)
-    elif kind is Kind.COPY:
-        body = _copy(staged, stage, place)
-    return LoweredProgram(stage.index, kind, rows, prune([_take_table(place), *body]))
+    place = Place(stage.index, kind, ROW_LIMIT if kind in _OF_ANY_WINDOW else rows, facts)
+    calls = [_take_table(place), *_body(staged, stage, place, rows)]
+    return LoweredProgram(stage.index, kind, rows, prune(calls))
+
+
+def _body(staged: StagedModel, stage: Stage, place: Place, rows: int) -> list[LoweredCall]:
+    """What a program does once it has its table; `rows` is the number in its name."""
+    drafter = staged.drafter if stage.ends else None
+    match place.kind:
+        case Kind.EXEC | Kind.PROMPT:
+            return _forward(staged, stage, place)
+        case Kind.COMMIT | Kind.COMMIT_ROW:
+            return lower_commit(place, staged.nodes(stage))
+        case Kind.DRAFT:
+            return draft_chain(place, drafter, steps=rows) if drafter is not None else []
+        case Kind.COPY:
+            copies = lower_copy(place, (*staged.nodes(stage), *(drafter or ())))
+            tokens = copy_of_cells(place, _tokens(place), "i32", 1, 1)
+            return [*copies, tokens] if stage.ends else copies
 
 
 def _take_table(place: Place) -> LoweredCall:
@@ -109,7 +124,7 @@ def _handoff_write(place: Place, x: Scratch) -> LoweredCall:
 
 
 def _tokens(place: Place) -> Named:
-    return place.named("cells.tokens", "cells", place.facts.slots)
+    return place.cells("tokens")
 
 
 def _store_tokens(place: Place) -> LoweredCall:
@@ -135,22 +150,3 @@ def _verdict(place: Place, logits: Scratch) -> list[LoweredCall]:
         call(sample.SPEC, sampling, table=table, logits=logits, **side, draws=draws),
         call(verdict.SPEC, judge, table=table, draws=draws, hashes=hashes, verdict=words),
     ]
-
-
-def _copy(staged: StagedModel, stage: Stage, place: Place) -> list[LoweredCall]:
-    """Every sort of cells that the stage holds, for the same rows."""
-    facts, table, calls = place.facts, place.table, []
-    drafter = staged.drafter if stage.ends else None
-    for node in (*staged.nodes(stage), *(drafter or ())):
-        if isinstance(node.op, Attention):
-            shape = (facts.chunks, node.op.kv_heads, node.op.head_dim)
-            params = copy_cells.Params(place.rows, facts.cell_type, *shape)
-            for buffer in cells(place, node.layer).values():
-                calls.append(call(copy_cells.SPEC, params, table=table, cells=buffer))
-    if drafter is not None:
-        params = copy_cells.Params(place.rows, "f32", facts.chunks, 1, facts.width)
-        calls.append(call(copy_cells.SPEC, params, table=table, cells=hidden_cells(place)))
-    if stage.ends:
-        params = copy_cells.Params(place.rows, "i32", facts.chunks, 1, 1)
-        calls.append(call(copy_cells.SPEC, params, table=table, cells=_tokens(place)))
-    return calls

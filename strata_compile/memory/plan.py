@@ -13,8 +13,9 @@ from strata_compile.stages.partition import Stage
 from strata_kernels.spec import Arg
 from strata_runtime.bundle_format import Arena, Buffer, MemoryPlan
 
-#: The order of a stage's arenas; only the ring of tables lies in pinned host memory.
-ROLES = ("weights", "cells", "contexts", "tables", "scratch", "ring")
+#: The order of a stage's arenas; only the ring of tables lies in pinned host memory. What a stage
+#: has nothing of, such as states in most models, has no arena.
+ROLES = ("weights", "cells", "states", "contexts", "tables", "scratch", "ring")
 HOST_ROLES = frozenset({"ring"})
 
 
@@ -88,6 +89,8 @@ def _family_plan(
             mine = {n: b for n, b in named.items() if b.arena == f"{stage.index}/{role}"}
             if role == "scratch":
                 mine = _scratch_buffer(stage.index, programs, scratch)
+            if not mine:
+                continue
             layout = stack({name: b.bytes for name, b in mine.items()})
             arena = Arena(stage.index, role, layout.bytes, role in HOST_ROLES)
             arenas[f"{stage.index}/{role}"] = arena
@@ -142,11 +145,8 @@ def _check_budgets(plan: MemoryPlan, stages: tuple[Stage, ...]) -> None:
         needed = plan.stage_bytes(stage.index)
         if stage.memory is not None and needed > stage.memory:
             short = needed - stage.memory
-            parts = ", ".join(
-                f"{role} {plan.arenas[f'{stage.index}/{role}'].bytes >> 20} MiB"
-                for role in ROLES
-                if role not in HOST_ROLES
-            )
+            mine = (a for a in plan.arenas.values() if a.stage == stage.index and not a.host)
+            parts = ", ".join(f"{a.role} {a.bytes >> 20} MiB" for a in mine)
             on = f" on {stage.device}" if stage.device else ""
             raise MemoryPlanError(
                 f"stage {stage.index} (layers {stage.first}-{stage.last}){on} is "

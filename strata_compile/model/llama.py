@@ -6,13 +6,14 @@ A layer, with x the residual stream:
     x = x + ffn_down · (silu(ffn_gate · m) · ffn_up · m)                  m = rms(x) · ffn_norm
 
 and logits = output · (rms(x) · output_norm), output being token_embd where the file has none.
+NextN layers that the file has behind these blocks are no part of this graph: see `nextn.py`.
 """
 
 from __future__ import annotations
 
 from strata_compile.model.graph import EMBEDDING, ModelGraph, ModelInfo, Node
 from strata_compile.model.ops import Attention, Embed, Linear, Op, RmsNorm, Rope, SwiGlu
-from strata_compile.model.tensors import TensorReader
+from strata_compile.model.tensors import TensorReader, block_of
 
 #: Metadata of this family that is read below; others that change the arithmetic are refused.
 KEYS = (
@@ -21,6 +22,7 @@ KEYS = (
     "attention.key_length",
     "attention.layer_norm_rms_epsilon",
     "attention.value_length",
+    "nextn_predict_layers",
     "rope.dimension_count",
     "rope.freq_base",
     "rope.scaling.factor",
@@ -34,10 +36,11 @@ def build(reader: TensorReader) -> ModelGraph:
     reader.refuse_other_keys(KEYS)
     width = reader.count("embedding_length")
     vocab = reader.tensor("token_embd.weight", None, width).shape[0]
+    layers = _trunk_layers(reader)
     info = ModelInfo(
         name=reader.name,
         architecture="llama",
-        layers=reader.count("block_count"),
+        layers=layers,
         width=width,
         vocab=vocab,
         context=reader.count("context_length"),
@@ -47,8 +50,17 @@ def build(reader: TensorReader) -> ModelGraph:
     for layer in range(info.layers):
         builder.layer(layer)
     builder.head()
-    reader.refuse_unread()
+    nextn = range(layers, layers + reader.nextn_layers)
+    reader.refuse_unread(lambda name: block_of(name) not in nextn)
     return builder.graph
+
+
+def _trunk_layers(reader: TensorReader) -> int:
+    """Blocks without the NextN layers, which `block_count` counts too."""
+    blocks, nextn = reader.count("block_count"), reader.nextn_layers
+    if nextn >= blocks:
+        raise reader.error(f"{nextn} NextN layers leave none of {blocks} blocks to the model")
+    return blocks - nextn
 
 
 class _Builder:

@@ -1,8 +1,9 @@
-"""The closed set of operators of a model graph, one frozen payload each."""
+"""The operators of a model graph, one frozen payload each; `lower/rules.py` has a rule for each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
@@ -20,26 +21,49 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Embed:
+class Op(ABC):
+    """What an operator does, and with which tensors of the model file."""
+
+    @abstractmethod
+    def fits(self, width: int, inputs: list[int]) -> bool:
+        """Do the operator's own width and those of its inputs agree with its payload?"""
+
+
+@dataclass(frozen=True)
+class Embed(Op):
     """Tokens to rows of the matrix (vocab, width)."""
 
     weight: Tensor
 
+    def fits(self, width: int, inputs: list[int]) -> bool:
+        """No input; the matrix has two dimensions."""
+        return inputs == [] and self.weight.shape[1:] == (width,)
+
 
 @dataclass(frozen=True)
-class RmsNorm:
+class RmsNorm(Op):
     """x / rms(x) · weight."""
 
     weight: Tensor
     epsilon: float
 
+    def fits(self, width: int, inputs: list[int]) -> bool:
+        """One input of the same width."""
+        return inputs == [width] and self.weight.shape == (width,)
+
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Op):
     """weight · x (+ bias) (+ second input, the residual stream, if there is one)."""
 
     weight: Tensor
     bias: Tensor | None = None
+
+    def fits(self, width: int, inputs: list[int]) -> bool:
+        """An input as wide as the matrix; a residual stream and a bias as wide as the result."""
+        matrix = self.weight.shape == (width, *inputs[:1]) and inputs[1:] in ([], [width])
+        bias = self.bias is None or self.bias.shape == (width,)
+        return bool(inputs) and matrix and bias
 
 
 @dataclass(frozen=True)
@@ -57,7 +81,7 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Op):
     """Causal attention over the slot's cells; inputs q, k, v before rotation."""
 
     heads: int
@@ -65,31 +89,41 @@ class Attention:
     head_dim: int
     rope: Rope
 
+    def fits(self, width: int, inputs: list[int]) -> bool:
+        """Heads share key-value heads evenly, and their rotated dimensions are pairs."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        pairs = self.rope.dims % 2 == 0 and self.rope.dims <= self.head_dim
+        return inputs == [q, kv, kv] and width == q and self.heads % self.kv_heads == 0 and pairs
+
 
 @dataclass(frozen=True)
-class SwiGlu:
+class SwiGlu(Op):
     """silu(first input) · second input."""
 
+    def fits(self, width: int, inputs: list[int]) -> bool:
+        """Two inputs of the same width."""
+        return inputs == [width] * 2
+
 
 @dataclass(frozen=True)
-class Hidden:
+class Hidden(Op):
     """The trunk's last hidden state, or the step before's: what a drafter goes on from."""
 
+    def fits(self, width: int, inputs: list[int]) -> bool:
+        """No input."""
+        return inputs == []
+
 
 @dataclass(frozen=True)
-class Concat:
+class Concat(Op):
     """Two values side by side."""
 
-
-Op = Embed | RmsNorm | Linear | Attention | SwiGlu | Hidden | Concat
+    def fits(self, width: int, inputs: list[int]) -> bool:
+        """The inputs' widths add up."""
+        return len(inputs) == 2 and sum(inputs) == width
 
 
 def weights_of(op: Op) -> tuple[Tensor, ...]:
-    """The tensors of the model file that an operator reads as they are."""
-    match op:
-        case Embed(weight) | RmsNorm(weight, _):
-            return (weight,)
-        case Linear(weight, bias):
-            return (weight,) if bias is None else (weight, bias)
-        case Attention() | SwiGlu() | Hidden() | Concat():
-            return ()
+    """The tensors of the model file that an operator reads as they are: its own fields."""
+    values = (getattr(op, field.name) for field in fields(op))
+    return tuple(value for value in values if isinstance(value, Tensor))

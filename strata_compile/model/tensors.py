@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Callable
 
 from strata_compile.model.ops import Tensor
 from strata_runtime.errors import ModelError
@@ -12,6 +14,13 @@ from strata_runtime.gguf_header import shown
 #: Metadata of an architecture whose meaning is arithmetic begins or ends like this.
 _ARITHMETIC = ("attention.", "rope.", "expert", "nextn", "ssm.", "pooling")
 _ARITHMETIC_PARTS = ("scale", "softcap", "clamp")
+_BLOCK = re.compile(r"blk\.([0-9]{1,9})\.")
+
+
+def block_of(tensor: str) -> int:
+    """The block that a tensor's name puts it in, -1 where it is in none."""
+    match = _BLOCK.match(tensor)
+    return int(match[1]) if match else -1
 
 
 class TensorReader:
@@ -28,6 +37,11 @@ class TensorReader:
         """The model's own name, or the file's."""
         return self._gguf.get_str("general.name", self._gguf.path.stem)
 
+    @property
+    def nextn_layers(self) -> int:
+        """How many of the file's blocks, its last ones, are NextN layers."""
+        return self.count("nextn_predict_layers", 0, low=0)
+
     def error(self, message: str) -> ModelError:
         """A ModelError that names the file."""
         return ModelError(f"{self._gguf.path}: {message}")
@@ -36,12 +50,12 @@ class TensorReader:
         """Does the file set this key of its architecture?"""
         return f"{self._architecture}.{key}" in self._gguf.metadata
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
+    def count(self, key: str, default: int | None = None, *, low: int = 1) -> int:
+        """A whole number of at least `low`."""
         name = f"{self._architecture}.{key}"
         value = self._gguf.get_int(name) if default is None else self._gguf.get_int(name, default)
-        if not 1 <= value < 1 << 31:
-            raise self.error(f"{name} is {value}, expected 1 or more, below 2^31")
+        if not low <= value < 1 << 31:
+            raise self.error(f"{name} is {value}, expected {low} or more, below 2^31")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -90,9 +104,12 @@ class TensorReader:
                 known_here = f"which {self._architecture} here does not support"
                 raise self.error(f"{shown(key)} is set, {known_here}")
 
-    def refuse_unread(self) -> None:
-        """ModelError for a tensor that the architecture does not know: it would be ignored."""
-        unread = sorted(self._gguf.tensors.keys() - self._read)
+    def refuse_unread(self, mine: Callable[[str], bool] = lambda name: True) -> None:
+        """ModelError for a tensor that the architecture does not know: it would be ignored.
+
+        `mine` says which names the caller answers for: a NextN block has a reader of its own.
+        """
+        unread = sorted(filter(mine, self._gguf.tensors.keys() - self._read))
         if unread:
             more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
             raise self.error(f"tensor {shown(unread[0])}{more} is unknown to {self._architecture}")

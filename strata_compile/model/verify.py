@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from strata_compile.model.graph import EMBEDDING, ModelGraph, Node
-from strata_compile.model.ops import Attention, Concat, Embed, Hidden, Linear, RmsNorm, SwiGlu
+from strata_compile.model.graph import EMBEDDING, ModelGraph
+from strata_compile.model.ops import Embed
 
 
 def verify_graph(graph: ModelGraph) -> None:
@@ -18,26 +18,4 @@ def verify_graph(graph: ModelGraph) -> None:
         where = f"{node} <- {inputs}"
         assert EMBEDDING <= node.layer <= graph.info.layers, where
         assert all(i.layer <= node.layer for i in inputs), where
-        assert _widths_fit(node, [i.width for i in inputs]), where
-
-
-def _widths_fit(node: Node, widths: list[int]) -> bool:
-    """Do an operator's own width and those of its inputs agree with its payload?"""
-    match node.op:
-        case Embed(weight):
-            return widths == [] and weight.shape[1:] == (node.width,)
-        case RmsNorm(weight, _):
-            return widths == [node.width] and weight.shape == (node.width,)
-        case Linear(weight, bias):
-            fits = weight.shape == (node.width, *widths[:1]) and widths[1:] in ([], [node.width])
-            return bool(widths) and fits and (bias is None or bias.shape == (node.width,))
-        case Attention(heads, kv_heads, head_dim, rope):
-            q, kv = heads * head_dim, kv_heads * head_dim
-            whole = heads % kv_heads == 0 and rope.dims % 2 == 0 and rope.dims <= head_dim
-            return widths == [q, kv, kv] and node.width == q and whole
-        case SwiGlu():
-            return widths == [node.width] * 2
-        case Hidden():
-            return widths == []
-        case Concat():
-            return len(widths) == 2 and sum(widths) == node.width
+        assert node.op.fits(node.width, [i.width for i in inputs]), where

@@ -25,6 +25,22 @@ def check_against_model(plan: Plan, *, layer_count: int, context_length: int) ->
         raise plan.error("context", message)
 
 
+def check_draft(plan: Plan, *, vocab: int, nextn_layers: int | None) -> None:
+    """Check an MTP drafter against a model's vocabulary, and against its own NextN layers.
+
+    `nextn_layers` is how many the model's file has, None where the layer has a file of its own.
+    """
+    if plan.draft.vocab is not None and plan.draft.vocab > vocab:
+        message = f"{plan.draft.vocab} tokens are beyond the model's {vocab}"
+        raise plan.error("draft.vocab", message)
+    if nextn_layers == 0:
+        advice = "name its file with 'model: FILE', or write 'kind: ngram'"
+        raise plan.error("draft", f"the model's file has no MTP layer: {advice}")
+    if nextn_layers is not None and nextn_layers > 1:
+        message = f"the model's file has {nextn_layers} MTP layers, this version drafts with one"
+        raise plan.error("draft", f"{message}: write 'kind: ngram' or 'kind: none'")
+
+
 def _check_groups(plan: Plan) -> None:
     if plan.groups > plan.slots:
         message = f"{plan.groups} groups cannot be filled: slots is {plan.slots}"

@@ -218,11 +218,11 @@ def _draft_of(field: Field, fields: Mapping[str, Field]) -> DraftSpec:
     for name, entry in fields.items():
         if name not in DRAFT_KEYS_OF[kind]:  # nothing would read it
             raise entry.error(f"has no effect where the draft kind is {kind}: leave it out")
-    if kind == "mtp" and "model" not in fields:
-        raise field.error("needs model: the file of the MTP layer")
+    depth = _key(fields, "depth", _depth, 0 if kind == "none" else None)  # None: auto
     return DraftSpec(
         kind=kind,
-        depth=_key(fields, "depth", _depth, DRAFT_DEPTH if kind != "none" else 0),
+        depth=DRAFT_DEPTH if depth is None else depth,
+        auto=depth is None,
         model=_key(fields, "model", _model, DraftSpec.model),
         min_p=_key(fields, "min_p", _probability, DraftSpec.min_p),
         vocab=_key(fields, "vocab", _vocab, DraftSpec.vocab),
@@ -240,11 +240,13 @@ def _vocab(field: Field) -> int:
     return read_int(field, 1, CONTEXT_LIMIT)
 
 
-def _depth(field: Field) -> int:
-    if field.value == "auto":  # the scheduler does not choose yet
-        raise field.error(f"auto is not in this version: write 1 to {ROW_LIMIT - 1}")
-    # The slot's real token takes the first row of its window.
-    return read_int(field, 1, ROW_LIMIT - 1)
+def _depth(field: Field) -> int | None:
+    """Return how many drafts a window has at most, None for auto."""
+    if field.kind != "number":
+        if field.value != "auto":
+            raise field.wrong(f"auto or a whole number from 1 to {DRAFT_DEPTH}")
+        return None
+    return read_int(field, 1, DRAFT_DEPTH)
 
 
 def _draft_kind(field: Field) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from strata_compile.errors import PlanError
+from strata_kernels.table import ROW_LIMIT
 
 SLOT_LIMIT = 1024  # slots, and so groups; keeps tables and masks at a sane size
 STAGE_LIMIT = 1024
@@ -20,7 +21,7 @@ KV_FORMATS_LATER = frozenset({"int8"})  # known words that this version cannot b
 
 DRAFT_KINDS = ("none", "mtp", "ngram")
 DRAFT_KINDS_READY = frozenset({"none", "mtp", "ngram"})  # what this version can build
-DRAFT_DEPTH = 3  # drafts a window, where the plan says nothing
+DRAFT_DEPTH = ROW_LIMIT - 1  # most drafts: the slot's real token takes the first row of its window
 DRAFT_KEYS = ("kind", "model", "depth", "min_p", "vocab")
 DRAFT_KEYS_OF = {"none": ("kind",), "ngram": ("kind", "depth"), "mtp": DRAFT_KEYS}
 
@@ -69,14 +70,16 @@ class StagesSpec:
 
 @dataclasses.dataclass(frozen=True)
 class DraftSpec:
-    """Who proposes drafts, and at most how many behind a slot's real token.
+    """Who proposes drafts, and at most how many (`depth`) behind a slot's real token.
 
-    An MTP layer is in the file `model`; its chain is cut where its own probability falls below
+    With `auto` the scheduler chooses how many, up to `depth`. An MTP layer is in the file `model`
+    (None: in the plan's model file); its chain is cut where its own probability falls below
     `min_p`, and it proposes only the `vocab` lowest ids (None: all).
     """
 
     kind: str = "none"
     depth: int = 0
+    auto: bool = False
     model: str | None = None
     min_p: float = 0.0
     vocab: int | None = None
@@ -85,9 +88,11 @@ class DraftSpec:
         """Return the drafter as plan.yaml would say it."""
         spec: dict[str, object] = {"kind": self.kind}
         if self.kind != "none":
-            spec["depth"] = self.depth
+            spec["depth"] = "auto" if self.auto else self.depth
+        if self.model is not None:
+            spec["model"] = self.model
         if self.kind == "mtp":
-            spec |= {"model": self.model, "min_p": self.min_p}
+            spec["min_p"] = self.min_p
         return spec | ({"vocab": self.vocab} if self.vocab else {})
 
 

@@ -183,9 +183,13 @@ def test_touched_bytes_is_what_the_region_says(region: Region, rows: int, contex
     words = np.full(LAYOUT.words(rows), -1, np.int32)
     words[: len(LAYOUT.header)] = 0
     table = TableView(words, rows)
-    table.row("slot")[:] = table.row("state_in")[:] = 1
-    table.row("position")[:] = np.arange(rows) + max(context - rows, 0)
-    table.row("token")[:] = table.row("handoff_row")[:] = np.arange(rows) * 2
+    begins = region is Region.STATE_IN  # at position 0 there is none to read
+    for field in ("slot", "state_in", "state_out"):
+        table.row(field)[:] = 1
+    table.row("position")[:] = np.arange(rows) + max(context - rows, begins)
+    table.row("index")[:] = np.arange(rows)
+    for field in ("token", "handoff_row", "saved_row"):
+        table.row(field)[:] = np.arange(rows) * 2
     cells = region in (Region.CELL, Region.SOURCE_CELL, Region.HISTORY)
     shape = (3, 2, 2, CHUNK, 5) if cells else (130, 6)
     argument = Argument("0/x", 0, "f16", shape, region.value, None)

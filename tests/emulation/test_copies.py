@@ -8,7 +8,14 @@ import torch
 
 from emulation import compare, needs_compiler, prepare
 from kernel_case import Segment, make_table
-from strata_kernels import copy_cells, handoff_read, handoff_write, logits_hash, store_tokens
+from strata_kernels import (
+    copy_cells,
+    copy_state,
+    handoff_read,
+    handoff_write,
+    logits_hash,
+    store_tokens,
+)
 from strata_kernels import take_table as take
 from strata_kernels.registry import KERNELS
 from strata_kernels.render import Entry
@@ -30,6 +37,11 @@ CASES = [
     *(
         Entry(copy_cells.SPEC, copy_cells.Params(3, kind, CHUNKS, parts, width))
         for kind, parts, width in (("f32", 2, 133), ("i32", 1, 1), ("f16", 1, 80))
+    ),
+    *(Entry(copy_state.SPEC, copy_state.Params(rows, "f32", 133)) for rows in SIZES),
+    *(
+        Entry(copy_state.SPEC, copy_state.Params(3, kind, size))
+        for kind, size in (("f16", 48), ("i32", 1), ("f32", 700))
     ),
 ]
 TAKES = [Entry(take.SPEC, take.Params(rows, 5, LAYOUT.words(32) + 3)) for rows in SIZES]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,14 @@ def write_changed(
     keys: Keys | None = None,
     tensors: Tensors | None = None,
     architecture: str = "llama",
+    write: Callable[..., Path] = write_tiny_llama,
     **tiny: Any,
 ) -> Path:
-    """Writes a tiny llama (`tiny` as for gguf_maker, F32) with the changes; returns path."""
-    source = GgufFile.open(write_tiny_llama(path.with_suffix(".plain"), **tiny))
+    """Writes a tiny llama (or NextN layer) with the changes, F32; returns path.
+
+    `write` is a writer of gguf_maker, `tiny` are its arguments.
+    """
+    source = GgufFile.open(write(path.with_suffix(".plain"), **tiny))
     weights = {name: source.dequantize(name) for name in source.tensors}
     writer = GGUFWriter(path, architecture)
     for key, value in {**source.metadata, **(keys or {})}.items():

@@ -1,5 +1,6 @@
 """Writes tiny valid GGUF models of the llama architecture."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,15 +46,17 @@ def write_tiny_llama(
     ftype: GGMLQuantizationType = GGMLQuantizationType.F32,
     seed: int = 0,
     with_vocab: bool = False,
+    nextn_seed: int | None = None,
 ) -> Path:
     """Writes the model and returns path; equal arguments give equal bytes.
 
     Matrices are N(0, 1/sqrt(in)) stored as ftype, or as F32 where ftype's blocks do not divide
-    their rows; norms are 1 +- 0.1. with_vocab adds a byte-level vocabulary of its own size.
+    their rows; norms are 1 +- 0.1. with_vocab adds a byte-level vocabulary of its own size,
+    nextn_seed the NextN layer that write_tiny_nextn writes with this seed.
     """
     vocab = len(vocabulary()) if with_vocab else vocab
     writer = GGUFWriter(path, "llama")
-    writer.add_block_count(layers)
+    writer.add_block_count(layers + (nextn_seed is not None))
     writer.add_context_length(context)
     writer.add_embedding_length(embedding)
     writer.add_feed_forward_length(ff)
@@ -72,6 +75,8 @@ def write_tiny_llama(
     rng = np.random.default_rng(seed)
     for name, shape in shapes.items():
         _add_tensor(writer, name, _values(rng, shape), ftype)
+    if nextn_seed is not None:
+        _add_nextn(writer, layers, embedding, heads * width, kv_heads * width, ff, nextn_seed)
     finish(writer)
     return path
 
@@ -149,11 +154,14 @@ def write_tiny_nextn(
     ff: int = 80,
     vocab: int = 133,
     seed: int = 1,
+    tokens: Sequence[str] | None = None,
 ) -> Path:
-    """A random NextN layer that follows a model of `write_tiny_llama` with the same numbers."""
+    """A random NextN layer that follows a model of `write_tiny_llama` with the same numbers.
+
+    `tokens` are the tokenizer's, which such a file need not have.
+    """
     writer = GGUFWriter(path, "llama")
     writer.add_block_count(layers + 1)
-    writer.add_uint32("llama.nextn_predict_layers", 1)
     writer.add_context_length(512)
     writer.add_embedding_length(embedding)
     writer.add_feed_forward_length(ff)
@@ -162,19 +170,31 @@ def write_tiny_nextn(
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(vocab)
-    kv = embedding // heads * kv_heads
-    shapes: dict[str, tuple[int, ...]] = {
+    if tokens is not None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(tokens)
+    width = embedding // heads
+    _add_nextn(writer, layers, embedding, heads * width, kv_heads * width, ff, seed)
+    finish(writer)
+    return path
+
+
+def _add_nextn(
+    writer: GGUFWriter, block: int, embedding: int, queries: int, keys: int, ff: int, seed: int
+) -> None:
+    """A NextN layer behind so many blocks, F32, and the key that says so."""
+    writer.add_uint32("llama.nextn_predict_layers", 1)
+    shapes: _Shapes = {
         "nextn.eh_proj": (embedding, 2 * embedding),
         **dict.fromkeys(("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"), (embedding,)),
         **dict.fromkeys(("attn_norm", "ffn_norm"), (embedding,)),
-        **dict.fromkeys(("attn_q", "attn_output"), (embedding, embedding)),
-        **dict.fromkeys(("attn_k", "attn_v"), (kv, embedding)),
+        "attn_q": (queries, embedding),
+        "attn_output": (embedding, queries),
+        **dict.fromkeys(("attn_k", "attn_v"), (keys, embedding)),
         **dict.fromkeys(("ffn_gate", "ffn_up"), (ff, embedding)),
         "ffn_down": (embedding, ff),
     }
     rng = np.random.default_rng(seed)
     for name, shape in shapes.items():
         values = _values(rng, shape)
-        _add_tensor(writer, f"blk.{layers}.{name}.weight", values, GGMLQuantizationType.F32)
-    finish(writer)
-    return path
+        _add_tensor(writer, f"blk.{block}.{name}.weight", values, GGMLQuantizationType.F32)

@@ -11,6 +11,7 @@ from strata_kernels import (
     attention_merge,
     concat,
     copy_cells,
+    copy_state,
     draft_back,
     draft_first,
     draft_pick,
@@ -78,12 +79,16 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
         copy_cells.Params(ROW_LIMIT, "f16", CHUNKS, 2, 12),
         copy_cells.Params(ROW_LIMIT, "i32", CHUNKS, 1, 1),
     ),
+    "copy_state": (
+        copy_state.Params(ROW_LIMIT, "f32", 300),
+        copy_state.Params(ROW_LIMIT, "f16", 45),
+    ),
 }
 
 #: Kernels of windows: what they write is a segment's, not a row's.
 OF_SEGMENTS = ("verdict", "draft_first", "draft_pick")
 #: Kernels whose results are not a row's own values: tables, or what is a segment's.
-NOT_OF_ROWS = ("take_table", "draft_back", *OF_SEGMENTS)
+NOT_OF_ROWS = ("take_table", "draft_back", "copy_state", *OF_SEGMENTS)
 #: Row fields that a drafter's step looks at; the others of its tables mean nothing.
 STEP_FIELDS = ("slot", "position", "token", "first_row", "index")
 

@@ -18,7 +18,7 @@ WINDOWS = [(rows, place) for rows in (1, 2, 3, 5, 8) for place in range(rows)]
 PROMPTS = [(32, 0), (32, 13), (128, 7), (128, 127)]
 LENGTHS = (1, 63, 64, 65, 200)
 
-#: Of the others test_verdict.py and test_drafting.py have the company.
+#: Of the others test_verdict.py, test_drafting.py and test_copy_state.py have the company.
 TESTED = [i for i, (name, _) in enumerate(ALL) if name not in NOT_OF_ROWS]
 every_kernel = pytest.mark.parametrize(
     ("name", "params"), [ALL[i] for i in TESTED], ids=[IDS[i] for i in TESTED]

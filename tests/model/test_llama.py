@@ -214,7 +214,8 @@ UNFIT = {
     "residual scale": key("residual_scale", 0.5, r"residual_scale'? is set, which llama"),
     "softcap": key("final_logit_softcapping", 30.0, r"final_logit_softcapping'? is set"),
     "clamp": key("attention.clamp_kqv", 8.0, r"clamp_kqv'? is set"),
-    "nextn": key("nextn_predict_layers", 1, r"nextn_predict_layers'? is set"),
+    "only nextn": key("nextn_predict_layers", 2, r"2 NextN layers leave none of 2 blocks"),
+    "negative nextn": key("nextn_predict_layers", -1, r"nextn_predict_layers is -1, expected 0"),
     # counts
     "no layers": key("block_count", 0, r"llama\.block_count is 0, expected 1 or more"),
     "negative layers": key("block_count", -1, r"llama\.block_count is -1, expected 1 or more"),

