@@ -1,4 +1,5 @@
-# make demo: a real model answers.  make test: everything that has to pass.
+# make demo: a real model answers.  make test: everything that has to pass.  make soak: the tests
+# that take minutes each, which look for what only long runs and whole products of cases show.
 # Everything is installed into .venv; the model goes to a cache folder outside the repository.
 
 PYTHON ?= python3
@@ -6,7 +7,7 @@ BIN := .venv/bin
 BUNDLE := bundles/smollm2
 QUESTION ?= What is the capital of France?
 
-.PHONY: demo test model lint clean
+.PHONY: demo test soak model lint clean
 
 demo: model
 	$(BIN)/strata-compile examples/smollm2.yaml -o $(BUNDLE)
@@ -25,6 +26,9 @@ demo: model
 # One process a core, so torch takes one thread each; tests that need more say so.
 test: model lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --need-model -q
+
+soak: model
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal --need-model --soak -m soak -q
 
 lint: .venv/installed
 	$(BIN)/ruff check .

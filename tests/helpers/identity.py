@@ -44,20 +44,18 @@ class Watched:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._windows: dict[int, Table] = {}
-        self.launches: list[Launch] = []
-        self.owners: dict[int, int] = {}  # by slot: the seed of the text that had it last
+        self.kinds: set[str] = set()  # of launches
         self.most = self.widest = self.windows = self.drafted = self.accepted = 0
 
     def submit(self, launch: Launch) -> None:
         """Queue a launch."""
-        self.launches.append(launch)
         table = launch.table
+        self.kinds.add(table.kind)
         if launch.stage == 0 and table.kind == "exec":
             self._windows[table.context] = table
             self.windows += 1
             self.most = max(self.most, len(self._windows))
             self.widest = max(self.widest, len(table.segments))
-        self.owners |= {row.slot: row.sampling.seed for row in table.rows}
         self._device.submit(launch)
 
     def wait(self) -> Done:

@@ -54,6 +54,11 @@ class OrderedDevice:
         """Launches that have not been reported."""
         return sum(len(q) for q in (*self._queues, *self._ran))
 
+    @property
+    def awaited(self) -> set[int]:
+        """Slots of launches that have not run."""
+        return {s.slot for queue in self._queues for x in queue for s in x.table.segments}
+
     def submit(self, launch: Launch) -> None:
         """Write the table into the stage's ring, once its entry has been read, and queue it."""
         ring = self._rings[launch.stage]

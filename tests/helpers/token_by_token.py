@@ -61,7 +61,8 @@ class Alone:
     def __init__(self, bundle: Bundle) -> None:
         draft = open_draft(bundle, bundle.folder)
         weights = open_weights(bundle, bundle.folder)
-        self._bundle, self._replayer = bundle, Replayer(bundle, POISON)
+        self._bundle = bundle
+        self._reader: Replayer | None = None
         self._device = CpuDevice(bundle, weights, threads=1, draft=draft)
         fill_free(self._device.arenas, bundle.manifest, POISON)
         self._texts: dict[Request, Text] = {}
@@ -87,7 +88,8 @@ class Alone:
 
     def carried(self, tokens: Sequence[int]) -> Carried:
         """Read tokens in windows of one row, each committed."""
-        replayer, before = self._replayer, dict[str, list[bytes]]()
+        self._reader = replayer = self._reader or Replayer(self._bundle, POISON)
+        before = dict[str, list[bytes]]()
         replayer.poison(POISON)
         for position, token in enumerate(tokens):
             rows = [replace(row, saved_row=0) for row in rows_of(0, position, [token])]
