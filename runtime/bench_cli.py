@@ -28,6 +28,7 @@ from strata_runtime.bundle_format import Manifest, Shape
 from strata_runtime.bundle_load import load_bundle, open_draft, open_weights
 from strata_runtime.command import Parser, positive_int, run_command, thread_count, write_out
 from strata_runtime.device import Device
+from strata_runtime.devices import DEVICES, device_for, open_device
 from strata_runtime.drafters import DEVICE_DRAFTERS, Drafter, acceptance
 from strata_runtime.errors import OptionError, RequestError
 from strata_runtime.launch import Sampling, Tokens
@@ -77,7 +78,7 @@ def _parser() -> Parser:
     add("--record", type=Path, metavar="FILE", help="times for strata-inspect --simulate; texts")
     add("--temperature", type=float, default=0.0, metavar="T", help="default 0: greedy")
     add("--seed", type=int, default=0, metavar="S", help="of the first stream; default 0")
-    add("--device", default="cpu", choices=["cpu"])
+    add("--device", choices=DEVICES, help="default: cuda, where there is one")
     add("--threads", type=thread_count, metavar="N", help="for each stage")
     add("--model", type=Path, metavar="FILE", help="where the GGUF file is now")
     add("--json", action="store_true", help="one JSON object, nothing else")
@@ -127,9 +128,8 @@ def _run(args: argparse.Namespace) -> int:
     gguf = open_weights(bundle, environment.cache, args.model)
     case = _case(args, manifest, settings, Encoder(gguf.metadata))
     draft = open_draft(bundle, environment.cache)
-    from strata_runtime.cpu_device import CpuDevice  # a second to import, and all the memory
-
-    device = CpuDevice(bundle, gguf, args.threads or environment.threads, draft)
+    args.device = device_for(bundle, args.device)
+    device = open_device(args.device, bundle, gguf, draft, args.threads or environment.threads)
     try:
         found = _measure(args, manifest, device, case)
     finally:

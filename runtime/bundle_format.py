@@ -14,7 +14,7 @@ from typing import Any
 from strata_runtime.records import encode
 
 #: Raised whenever a reader of the previous format would misread a bundle.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 #: Buffers start at multiples of this many bytes: the widest load, and one DRAM burst of a GPU.
 ALIGNMENT = 256
@@ -58,7 +58,7 @@ class Buffer:
 class Arena:
     """One allocation, made once at load; `host` memory is pinned, the rest is the stage's device.
 
-    `role` is what it is for: weights, cells, states, scratch, contexts, tables or ring.
+    `role` is what it is for: weights, cells, states, contexts, tables, scratch, answers or ring.
     """
 
     stage: int
@@ -97,11 +97,18 @@ class Argument:
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel call of a program; `entry` is the kernel with these params in the cubins."""
+    """One kernel call of a program; `entry` is the kernel with these params in the cubins.
+
+    `args` are in the kernel's order. A GPU launches `grid` blocks (x, y, z) of `threads` threads,
+    each with `shared` bytes beyond those that the kernel declares.
+    """
 
     kernel: str
     entry: str
     params: Mapping[str, Any]
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int
     args: Mapping[str, Argument]
 
 
@@ -211,7 +218,8 @@ class Unit:
 class Manifest:
     """The manifest; `files` maps every other file of the bundle to its SHA-256.
 
-    `nvrtc` is the version that compiled each architecture's cubins.
+    `nvrtc` is the version that compiled each architecture's cubins. With `partition` sms, stages
+    that share a card share out its multiprocessors.
 
     `digest` is the SHA-256 of the manifest itself, written with an empty digest.
     """
@@ -227,6 +235,7 @@ class Manifest:
     prompt_exact: Mapping[str, bool]
     shape: Shape
     table: Layout
+    partition: str
     stages: tuple[StageRecord, ...]
     memory: Mapping[str, MemoryPlan]
     files: Mapping[str, str]

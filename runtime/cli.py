@@ -13,6 +13,7 @@ from pathlib import Path
 from strata_runtime.bundle_load import Bundle, load_bundle, open_draft, open_weights
 from strata_runtime.chat import ChatTemplate, encode_chat
 from strata_runtime.command import Parser, positive_int, run_command, thread_count, write_out
+from strata_runtime.devices import DEVICES, device_for, open_device
 from strata_runtime.errors import OptionError, RequestError
 from strata_runtime.gguf_file import GgufFile
 from strata_runtime.launch import Sampling
@@ -53,7 +54,7 @@ def _parser() -> Parser:
         "--penalty-last", type=positive_int, default=64, metavar="N", help="default 64"
     )
     parser.add_argument("--seed", type=int, default=defaults.seed, metavar="N", help="default 0")
-    parser.add_argument("--device", default="cpu", choices=["cpu"])
+    parser.add_argument("--device", choices=DEVICES, help="default: cuda, where there is one")
     parser.add_argument("--threads", type=thread_count, metavar="N", help="for each stage")
     parser.add_argument("--model", type=Path, metavar="FILE", help="where the GGUF file is now")
     parser.add_argument("--json", action="store_true", help="one JSON object, nothing else")
@@ -118,11 +119,11 @@ def _serve(
     output: _Output,
 ) -> int:
     """Load the device, and only then: it takes a second to import, and all the memory."""
-    from strata_runtime.cpu_device import CpuDevice
     from strata_runtime.engine import Engine
 
     draft = open_draft(bundle, environment.cache)
-    device = CpuDevice(bundle, gguf, args.threads or environment.threads, draft)
+    name = device_for(bundle, args.device)
+    device = open_device(name, bundle, gguf, draft, args.threads or environment.threads)
     try:
         engine = Engine(bundle.manifest, device)
         start = time.perf_counter()

@@ -58,6 +58,7 @@ def manifest_of(parts: Parts, embedded: bool, files: Mapping[str, str]) -> Manif
         prompt_exact=dict.fromkeys(parts.memory, True),
         shape=facts.shape,
         table=_layout(),
+        partition=parts.plan.partition,
         stages=tuple(_stage(s, parts.programs) for s in parts.stages),
         memory=parts.memory,
         files=files,

@@ -22,7 +22,7 @@ from strata_runtime.bundle_format import Argument, MemoryPlan, Program
 from strata_runtime.errors import BundleError
 
 #: Roles whose bytes were written a moment ago, or are few: they come from a cache, not from memory.
-CACHED_ROLES = frozenset({"scratch", "contexts", "tables", "ring"})
+CACHED_ROLES = frozenset({"scratch", "contexts", "tables", "answers", "ring"})
 
 #: What `measure_bandwidth` reads, how often, and the most threads: fewer would not fill the bus,
 #: more would read shares that fit into their cores' caches.

@@ -42,7 +42,10 @@ class StageSummary:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes by role of all stages that name one device (None: they name none); ring is on host."""
+    """Bytes by role of all stages that name one device (None: they name none).
+
+    Ring and answers are on the host.
+    """
 
     target: str
     device: str | None

@@ -36,8 +36,8 @@ def draft_cells(place: Place, drafter: ModelGraph, hidden: Scratch) -> list[Lowe
 def draft_chain(place: Place, drafter: ModelGraph, steps: int) -> list[LoweredCall]:
     """`steps` drafts for each segment: the first from the verdict, each from the one before."""
     facts, vocab = place.facts, drafter.info.vocab
-    verdict = place.named("verdict", "contexts", facts.groups)
-    drafts = place.named("drafts", "contexts", facts.groups)
+    verdict = place.named("verdict", "answers", facts.groups)
+    drafts = place.named("drafts", "answers", facts.groups)
     table = Scratch("table.1")
     first = draft_first.Params(place.rows)
     calls = [

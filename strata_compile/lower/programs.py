@@ -143,7 +143,7 @@ def _verdict(place: Place, logits: Scratch) -> list[LoweredCall]:
         "bias": place.named("bias", "contexts", facts.slots),
         "mask": place.named("mask", "contexts", facts.groups * ROW_LIMIT),
     }
-    words = place.named("verdict", "contexts", facts.groups)
+    words = place.named("verdict", "answers", facts.groups)
     judge = verdict.Params(rows)
     return [
         call(logits_hash.SPEC, hashing, table=table, logits=logits, hashes=hashes),

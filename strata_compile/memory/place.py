@@ -29,7 +29,8 @@ def _call(stage: int, call: LoweredCall, scratch: Layout) -> Call:
     params: Mapping[str, object] = dataclasses.asdict(call.params)
     args = {arg.name: _argument(stage, call, arg, scratch) for arg in call.args}
     entry = Entry(call.spec, call.params).name
-    return Call(call.spec.name, entry, params, args)
+    g = call.spec.geometry(call.params)
+    return Call(call.spec.name, entry, params, g.grid, g.threads, g.shared, args)
 
 
 def _argument(stage: int, call: LoweredCall, arg: Arg, scratch: Layout) -> Argument:

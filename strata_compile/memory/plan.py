@@ -13,10 +13,11 @@ from strata_compile.stages.partition import Stage
 from strata_kernels.spec import Arg
 from strata_runtime.bundle_format import Arena, Buffer, MemoryPlan
 
-#: The order of a stage's arenas; only the ring of tables lies in pinned host memory. What a stage
-#: has nothing of, such as states in most models, has no arena.
-ROLES = ("weights", "cells", "states", "contexts", "tables", "scratch", "ring")
-HOST_ROLES = frozenset({"ring"})
+#: The order of a stage's arenas; the ring of tables and what the host hears of (verdicts, drafts)
+#: lie in pinned host memory. What a stage has nothing of, such as states in most models, has no
+#: arena.
+ROLES = ("weights", "cells", "states", "contexts", "tables", "scratch", "answers", "ring")
+HOST_ROLES = frozenset({"answers", "ring"})
 
 
 @dataclass(frozen=True)

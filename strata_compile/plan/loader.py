@@ -33,6 +33,7 @@ from strata_compile.plan.schema import (
     KV_FORMATS_LATER,
     LAYER_LIMIT,
     MEMORY_LIMIT,
+    PARTITIONS,
     PLAN_KEYS,
     PROMPT_KEYS,
     PROMPT_SIZE_LIMIT,
@@ -42,6 +43,7 @@ from strata_compile.plan.schema import (
     TARGETS,
     DraftSpec,
     KvFormat,
+    Partition,
     Plan,
     PromptSpec,
     StageSpec,
@@ -90,6 +92,7 @@ def parse_plan(text: str, source: Path) -> Plan:
         model=_model(fields["model"]),
         source=source,
         stages=_key(fields, "stages", _stages, Plan.stages),
+        partition=_key(fields, "partition", _partition, Plan.partition),
         slots=_key(fields, "slots", _slots, Plan.slots),
         groups=_key(fields, "groups", _slots, Plan.groups),
         context=_key(fields, "context", _context, Plan.context),
@@ -198,6 +201,10 @@ def _slots(field: Field) -> int:
 def _context(field: Field) -> int:
     # A window is a real token and what follows it: one position alone cannot be decoded.
     return read_int(field, 2, CONTEXT_LIMIT)
+
+
+def _partition(field: Field) -> Partition:
+    return read_choice(field, PARTITIONS)
 
 
 def _kv(field: Field) -> KvFormat:

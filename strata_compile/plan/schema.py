@@ -19,6 +19,9 @@ KvFormat = Literal["f32", "f16"]
 KV_FORMATS: tuple[KvFormat, ...] = ("f32", "f16")
 KV_FORMATS_LATER = frozenset({"int8"})  # known words that this version cannot build
 
+Partition = Literal["none", "sms"]
+PARTITIONS: tuple[Partition, ...] = ("none", "sms")
+
 DRAFT_KINDS = ("none", "mtp", "ngram")
 DRAFT_KINDS_READY = frozenset({"none", "mtp", "ngram"})  # what this version can build
 DRAFT_DEPTH = ROW_LIMIT - 1  # most drafts: the slot's real token takes the first row of its window
@@ -109,7 +112,8 @@ class Plan:
     """What the user asks for.
 
     `source` is the plan's file: a `model` that is a path is relative to its folder. `context` is in
-    tokens, None for the model's own. `lines` says where each field path stands in the file.
+    tokens, None for the model's own. With `partition` sms, stages that share a card share out its
+    multiprocessors. `lines` says where each field path stands in the file.
     """
 
     model: str
@@ -121,6 +125,7 @@ class Plan:
     kv: KvFormat = "f16"
     draft: DraftSpec = DraftSpec()
     prompt: PromptSpec = PromptSpec()
+    partition: Partition = "none"
     targets: tuple[str, ...] = ("cpu",)
     lines: Mapping[str, int] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
@@ -139,6 +144,7 @@ class Plan:
             "kv": self.kv,
             "draft": self.draft.to_json(),
             "prompt": {"max_gap_ms": self.prompt.max_gap_ms, "sizes": list(self.prompt.sizes)},
+            "partition": self.partition,
             "targets": list(self.targets),
         }
 

@@ -12,24 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import networkx as nx
-import numpy as np
 import pytest
 
 import gguf_maker
 from strata_compile import __version__
 from strata_compile.debug import cli
-from strata_compile.debug.costs import measure_bandwidth, touched_bytes
+from strata_compile.debug.costs import measure_bandwidth
 from strata_compile.debug.describe import Inspection
 from strata_compile.debug.dot import call_graph, to_dot, widest_exec
 from strata_compile.debug.tables import printable
 from strata_compile.passes import PassRunner
 from strata_compile.pipeline import CompileOptions, compile_plan
-from strata_kernels.regions import touched
-from strata_kernels.spec import CHUNK, Region
-from strata_kernels.table import LAYOUT, TableView
-from strata_runtime.bundle_format import Argument, Manifest
+from strata_kernels.spec import CHUNK
+from strata_runtime.bundle_format import Manifest
 from strata_runtime.bundle_load import load_bundle
-from strata_runtime.errors import BundleError
 from strata_runtime.records import decode
 
 EMBEDDING, HEADS, KV_HEADS, FF, VOCAB, LAYERS = 48, 4, 2, 80, 133, 2
@@ -108,7 +104,8 @@ def test_stages_by_hand(capsys: pytest.CaptureFixture[str], two: Path, context: 
     assert last["cells"]["written"] == rows * (cell + F32)
     assert first["contexts"] == {"read": 0, "written": F32 * rows * EMBEDDING}  # the hand-off
     verdict = F32 * 8 * 4
-    assert last["contexts"] == {"read": F32 * rows * EMBEDDING, "written": verdict}
+    assert last["contexts"] == {"read": F32 * rows * EMBEDDING, "written": 0}
+    assert last["answers"] == {"read": 0, "written": verdict}
     copy = programs[0, "copy.r64"]["bytes"]
     assert copy["weights"] == {"read": 0, "written": 0}
     assert copy["cells"] == {"read": 64 * cell, "written": 64 * cell}
@@ -161,7 +158,8 @@ def test_stages_and_memory(capsys: pytest.CaptureFixture[str], two: Path) -> Non
     (memory,) = found.memory
     assert (memory.target, memory.device, memory.stages) == ("cpu", None, (0, 1))
     assert memory.device_bytes == sum(s.device_bytes for s in found.stages)
-    assert memory.host_bytes == sum(s.host_bytes for s in found.stages) == memory.roles["ring"]
+    host = memory.roles["ring"] + memory.roles["answers"]
+    assert memory.host_bytes == sum(s.host_bytes for s in found.stages) == host
     assert sum(memory.roles.values()) == memory.device_bytes + memory.host_bytes
     cells = 4 * 4 * CHUNK * F32 * (LAYERS * 2 * KV + 1)  # slots, chunks
     assert memory.roles["cells"] == cells
@@ -174,39 +172,6 @@ def test_each_device_has_its_own_memory(
     found, _ = inspect(capsys, bundle)
     assert [(m.device, m.stages) for m in found.memory] == [(None, (0,)), ("cuda:1", (1,))]
     assert [m.device_bytes for m in found.memory] == [s.device_bytes for s in found.stages]
-
-
-@pytest.mark.parametrize("region", [r for r in Region if r not in (Region.MASK, Region.BIAS)])
-@pytest.mark.parametrize(("rows", "context"), [(1, 1), (3, 70), (8, 64), (8, 128), (4, 2)])
-def test_touched_bytes_is_what_the_region_says(region: Region, rows: int, context: int) -> None:
-    """Against the mask of the same region for a table whose rows end at the context."""
-    words = np.full(LAYOUT.words(rows), -1, np.int32)
-    words[: len(LAYOUT.header)] = 0
-    table = TableView(words, rows)
-    begins = region is Region.STATE_IN  # at position 0 there is none to read
-    for field in ("slot", "state_in", "state_out"):
-        table.row(field)[:] = 1
-    table.row("position")[:] = np.arange(rows) + max(context - rows, begins)
-    table.row("index")[:] = np.arange(rows)
-    for field in ("token", "handoff_row", "saved_row"):
-        table.row(field)[:] = np.arange(rows) * 2
-    cells = region in (Region.CELL, Region.SOURCE_CELL, Region.HISTORY)
-    shape = (3, 2, 2, CHUNK, 5) if cells else (130, 6)
-    argument = Argument("0/x", 0, "f16", shape, region.value, None)
-    assert touched_bytes(argument, region, rows, context) == 2 * touched(region, shape, table).sum()
-
-
-def test_rows_have_no_mask_and_no_bias() -> None:
-    argument = Argument("0/mask", 0, "i32", (16, 5), "mask", None)
-    assert touched_bytes(argument, Region.MASK, 8, 100) == 0
-    assert touched_bytes(argument, Region.BIAS, 8, 100) == 0
-
-
-def test_costs_refuse_what_cannot_be() -> None:
-    with pytest.raises(BundleError, match="0/x: unknown type 'f8'"):
-        touched_bytes(Argument("0/x", 0, "f8", (4,), None, None), Region.WHOLE, 1, 1)
-    with pytest.raises(BundleError, match=r"0/x: \(4, 2\) are not cells"):
-        touched_bytes(Argument("0/x", 0, "f32", (4, 2), None, None), Region.CELL, 1, 1)
 
 
 def test_graph_is_acyclic_and_follows_the_data(two: Path) -> None:

@@ -49,6 +49,7 @@ def make_manifest(
         prompt_exact={},
         shape=shape,
         table=Layout((), (), (), (), (), ROW_LIMIT),
+        partition="none",
         stages=tuple(StageRecord(None, i, i, ()) for i in range(stages)),
         memory={},
         files={},

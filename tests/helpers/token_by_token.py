@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 #: What is in no buffer that a text could need: NaN, and in integers -1.
 POISON = 0xFF
 #: Roles of arenas whose free parts may hold anything.
-FREE_ROLES = ("cells", "states", "contexts", "scratch")
+FREE_ROLES = ("cells", "states", "contexts", "scratch", "answers")
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ def test_arenas_by_hand(memory: PlannedMemory) -> None:
         "0/cells": 2 * 2 * aligned(cells),
         "1/cells": 2 * aligned(cells) + aligned(tokens),
         "0/contexts": aligned(handoff),
-        "1/contexts": stacked(bias, mask, verdict),
+        "1/contexts": stacked(bias, mask),
+        "1/answers": aligned(verdict),
         "0/tables": stacked(4, table),
         "1/tables": stacked(4, table),
         "0/ring": aligned(64 * table),
@@ -89,18 +90,21 @@ def test_arenas_by_hand(memory: PlannedMemory) -> None:
 
 def test_arenas_have_their_stage_role_and_side(memory: PlannedMemory) -> None:
     assert list(memory.plans["cpu"].arenas) == [
-        f"{stage}/{role}" for stage in (0, 1) for role in ROLES if role != "states"
+        f"{stage}/{role}"
+        for stage in (0, 1)
+        for role in ROLES
+        if role != "states" and (stage, role) != (0, "answers")
     ]
     for name, arena in memory.plans["cpu"].arenas.items():
         assert name == f"{arena.stage}/{arena.role}"
-        assert arena.host == (arena.role == "ring")
+        assert arena.host == (arena.role in ("ring", "answers"))
         assert arena.bytes > 0 and arena.bytes % ALIGNMENT == 0
     sizes = arena_bytes(memory)
     device = sum(
         size for name, size in sizes.items() if name.startswith("0/") and "ring" not in name
     )
     assert memory.plans["cpu"].stage_bytes(0) == device
-    assert memory.plans["cpu"].stage_bytes(1, host=True) == sizes["1/ring"]
+    assert memory.plans["cpu"].stage_bytes(1, host=True) == sizes["1/ring"] + sizes["1/answers"]
 
 
 def test_scratch_is_that_of_the_largest_program(memory: PlannedMemory) -> None:
