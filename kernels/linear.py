@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata_kernels import arithmetic
-from strata_kernels.spec import WARP, Arg, Bound, Geometry, KernelSpec, matrix, padded, read, write
-from strata_kernels.table import ROW_LIMIT
-
-#: Warps of a block.
-WARPS = 4
+from strata_kernels.products import Form, form_of, product_geometry
+from strata_kernels.spec import Arg, Bound, Geometry, KernelSpec, matrix, padded, read, write
 
 
 @dataclass(frozen=True)
@@ -22,6 +19,11 @@ class Params:
     weight_type: str
     bias: bool = False
     residual: bool = False
+
+    @property
+    def form(self) -> Form:
+        """How its product is shared out."""
+        return form_of(self.inner, self.outer)
 
 
 def args(p: Params) -> tuple[Arg, ...]:
@@ -37,8 +39,8 @@ def args(p: Params) -> tuple[Arg, ...]:
 
 
 def geometry(p: Params) -> Geometry:
-    """A warp for each output, for up to 8 rows at a time."""
-    return Geometry((-(-p.outer // WARPS), -(-p.rows // ROW_LIMIT), 1), WARPS * WARP)
+    """As the form has it."""
+    return product_geometry(p.rows, p.form.blocks(p.outer))
 
 
 def reference(p: Params, bound: Bound) -> None:

@@ -24,7 +24,14 @@ from strata_kernels.table import FLOAT_FIELDS, LAYOUT, ROW_LIMIT
 DEVICE_PARTS = {"cuda": "_device.cuh.j2", "host": "_device_host.h.j2"}
 #: What a unit for the host ends with: a function for each entry that runs its whole grid.
 HOST_ENTRIES = "_host_entries.h.j2"
-SHARED_PARTS = ("_table.cuh.j2", "_cells.cuh.j2", "_dequant.cuh.j2", "_attention.cuh.j2")
+SHARED_PARTS = (
+    "_table.cuh.j2",
+    "_cells.cuh.j2",
+    "_dequant.cuh.j2",
+    "_pieces.cuh.j2",
+    "_product.cuh.j2",
+    "_attention.cuh.j2",
+)
 
 #: What an argument of each type points to in a kernel; f16 as its bits.
 ELEMENTS = {"f32": "float", "f16": "u16", "i32": "i32", "i64": "i64"}

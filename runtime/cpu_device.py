@@ -83,9 +83,9 @@ def check_products(programs: Iterable[Program]) -> None:
     for program in programs:
         for call in program.calls:
             p = call.params
-            if call.kernel == "linear":
-                linears.setdefault((p["inner"], p["outer"]), set()).add(program.rows)
-            elif call.kernel == "attention":
+            for outer in _outputs(call):
+                linears.setdefault((p["inner"], outer), set()).add(program.rows)
+            if call.kernel == "attention":
                 heads.add((p["heads"] // p["kv_heads"], p["head_dim"]))
     sizes = {shape: {n for n in rows if n % ROW_LIMIT == 0} for shape, rows in linears.items()}
     wrong = [f"linear {i} x {o}" for (i, o), n in sizes.items() if unequal_linear(i, o, n)]
@@ -95,6 +95,13 @@ def check_products(programs: Iterable[Program]) -> None:
             f"cpu: torch {torch.__version__} on this machine gives a row other bits in other "
             f"company ({', '.join(wrong)}): texts would depend on it; the pinned torch was tested"
         )
+
+
+def _outputs(call: Call) -> tuple[int, ...]:
+    """The output widths of a call's products."""
+    if call.kernel == "linears":
+        return tuple(part["outer"] for part in call.params["parts"])
+    return (call.params["outer"],) if call.kernel in ("linear", "gated") else ()
 
 
 def default_threads(stages: int) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from strata_runtime.arenas import Arenas
-from strata_runtime.bundle_format import Arena, Argument
+from strata_runtime.bundle_format import Arena, Argument, Program
 from strata_runtime.bundle_load import Bundle
 from strata_runtime.cuda_driver import Driver
 from strata_runtime.cuda_graphs import Kernels, capture, target_of
@@ -46,7 +47,8 @@ class CudaDevice:
         self._device = self.driver("cuDeviceGet", self._card)
         context = self.driver("cuDevicePrimaryCtxRetain", self._device)
         self.driver("cuCtxSetCurrent", context)
-        target = target_of(manifest, f"cuda:{self._card}", self._architecture())
+        architecture = self._architecture()
+        target = target_of(manifest, f"cuda:{self._card}", architecture)
         plan = manifest.memory["cuda"]
         self._check_memory(sum(a.bytes for a in plan.arenas.values() if not a.host))
         self.arenas = Arenas(plan, self._allocate)
@@ -54,7 +56,7 @@ class CudaDevice:
         self._writer = TableWriter(manifest.table)
         cards = self._cards(context, len(manifest.stages), manifest.partition)
         self._stages = [self._stage(i, card) for i, card in enumerate(cards)]
-        self._kernels = Kernels(self.driver, bundle, target)
+        self._kernels = Kernels(self.driver, bundle, target, dependent=architecture >= (9, 0))
         self._capture(bundle)
         last = len(self._stages) - 1
         self._verdicts = self.arenas.buffer(f"{last}/verdict").numpy()
@@ -98,13 +100,7 @@ class CudaDevice:
         driver, api = self.driver, self.driver.api
         sms = api.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
         resource = driver("cuDeviceGetDevResource", self._device, sms)
-        share = resource.sm.smCount // stages
-        groups, made, _ = driver("cuDevSmResourceSplitByCount", stages, resource, 0, share)
-        if made < stages:
-            raise DeviceError(
-                f"cuda:{self._card}: {resource.sm.smCount} multiprocessors are not enough for "
-                f"{stages} stages with partition: sms"
-            )
+        groups = self._shares(resource, stages)
         found = []
         for group in groups[:stages]:
             described = driver("cuDevResourceGenerateDesc", [group], 1)
@@ -112,6 +108,17 @@ class CudaDevice:
             green = driver("cuGreenCtxCreate", described, self._device, flags)
             found.append((driver("cuCtxFromGreenCtx", green), green))
         return found
+
+    def _shares(self, resource: Any, stages: int) -> Sequence[Any]:
+        """Equal groups of multiprocessors, as large as there are so many of: a card has a step."""
+        for share in range(resource.sm.smCount // stages, 0, -1):
+            groups, made, _ = self.driver("cuDevSmResourceSplitByCount", stages, resource, 0, share)
+            if made >= stages:
+                return list(groups)
+        raise DeviceError(
+            f"cuda:{self._card}: {resource.sm.smCount} multiprocessors are not enough for "
+            f"{stages} stages with partition: sms"
+        )
 
     def _stage(self, index: int, card: Card) -> CudaStage:
         ring = self.arenas.buffer(f"{index}/ring").numpy()
@@ -188,6 +195,23 @@ class CudaDevice:
         assert self._drafts is not None, "no draft program has run"
         words: npt.NDArray[np.int32] = self._drafts[context].copy()
         return words
+
+    @contextmanager
+    def captured(self, program: Program) -> Iterator[Callable[[], float]]:
+        """Another program, for measurements: replays it, and returns the milliseconds.
+
+        Only while nothing is in flight: it is made while the device is not frozen.
+        """
+        stage = self._stages[program.stage]
+        assert not any(s.queue for s in self._stages), "something is in flight"
+        stage.enter()
+        self.driver.frozen = False
+        graph = capture(self.driver, stage.stream, program, self._kernels, self._address)
+        self.driver.frozen = True
+        try:
+            yield lambda: stage.timed(graph)
+        finally:
+            self.driver("cuGraphExecDestroy", graph)
 
     def close(self) -> None:
         """Let what is queued end, and free what was made."""

@@ -40,9 +40,15 @@ def target_of(manifest: Manifest, card: str, architecture: tuple[int, int]) -> s
 class Kernels:
     """The entries of a bundle's cubins, in the context that is current."""
 
-    def __init__(self, driver: Driver, bundle: Bundle, target: str) -> None:
-        """Load every unit; BundleError where one is missing."""
-        self._driver = driver
+    def __init__(
+        self, driver: Driver, bundle: Bundle, target: str, dependent: bool = False
+    ) -> None:
+        """Load every unit; BundleError where one is missing.
+
+        They are launched `dependent` on cards that can (sm_90 and later): kernels there wait for
+        each other by themselves.
+        """
+        self._driver, self.dependent = driver, dependent
         self._libraries: list[Any] = []
         self._kernels: dict[str, Any] = {}
         for unit, record in bundle.manifest.units.items():
@@ -84,13 +90,16 @@ def capture(
     kernels: Kernels,
     address: Callable[[Argument], int],
 ) -> Any:
-    """A program as an executable graph that has been uploaded; a chain of its calls, in order."""
+    """A program as an executable graph that has been uploaded; a chain of its calls, in order.
+
+    Where the card can, every call but the first is launched while the one before it still runs.
+    """
     functions = [kernels.function(call) for call in program.calls]
     mode = driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     driver("cuStreamBeginCapture", stream, mode)
     try:
-        for call, function in zip(program.calls, functions, strict=True):
-            _launch(driver, stream, call, function, address)
+        for i, (call, function) in enumerate(zip(program.calls, functions, strict=True)):
+            _launch(driver, stream, call, function, address, kernels.dependent and i > 0)
     finally:
         graph = driver("cuStreamEndCapture", stream)
     executable = driver("cuGraphInstantiate", graph, 0)
@@ -100,10 +109,30 @@ def capture(
 
 
 def _launch(
-    driver: Driver, stream: Any, call: Call, function: Any, address: Callable[[Argument], int]
+    driver: Driver,
+    stream: Any,
+    call: Call,
+    function: Any,
+    address: Callable[[Argument], int],
+    dependent: bool,
 ) -> None:
-    """One kernel; its arguments are the addresses of the call's, in their order."""
+    """One kernel; its arguments are the addresses of the call's, in their order.
+
+    A dependent one may be launched while the one before it runs, which it waits for by itself.
+    """
     pointers = np.array([address(a) for a in call.args.values()], np.uint64)
     places = np.uint64(pointers.ctypes.data) + np.arange(len(pointers), dtype=np.uint64) * _WORD
-    shape = (*call.grid, call.threads, 1, 1, call.shared)
-    driver("cuLaunchKernel", function, *shape, stream, places.ctypes.data, 0)
+    config = driver.api.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = call.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = call.threads, 1, 1
+    config.sharedMemBytes, config.hStream = call.shared, stream
+    if dependent:
+        config.attrs, config.numAttrs = [_dependence(driver)], 1
+    driver("cuLaunchKernelEx", config, function, places.ctypes.data, 0)
+
+
+def _dependence(driver: Driver) -> Any:
+    attribute, kinds = driver.api.CUlaunchAttribute(), driver.api.CUlaunchAttributeID
+    attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    return attribute

@@ -10,6 +10,7 @@ from strata_compile.lower.calls import LoweredCall, LoweredProgram, Named, Progr
 from strata_compile.lower.copies import copy_of_cells
 from strata_compile.lower.drafts import draft_cells, draft_chain
 from strata_compile.lower.facts import RING_ENTRIES, Facts
+from strata_compile.lower.fuse import fuse
 from strata_compile.lower.place import Place
 from strata_compile.lower.prune import prune
 from strata_compile.lower.rules import lower_commit, lower_copy, lower_graph
@@ -60,7 +61,7 @@ def _program(
 ) -> LoweredProgram:
     place = Place(stage.index, kind, ROW_LIMIT if kind in _OF_ANY_WINDOW else rows, facts)
     calls = [_take_table(place), *_body(staged, stage, place, rows)]
-    return LoweredProgram(stage.index, kind, rows, prune(calls))
+    return LoweredProgram(stage.index, kind, rows, fuse(prune(calls)))
 
 
 def _body(staged: StagedModel, stage: Stage, place: Place, rows: int) -> list[LoweredCall]:

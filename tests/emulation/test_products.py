@@ -15,7 +15,8 @@ import torch
 from emulation import ASCENDING, DESCENDING, compare, needs_compiler, prepare, run
 from kernel_case import Segment, bits, make_table
 from kernel_examples import row_args, with_rows
-from strata_kernels import embed, linear, rmsnorm, swiglu
+from strata_kernels import embed, gated, linear, linears, rmsnorm, swiglu
+from strata_kernels.products import form_of
 from strata_kernels.quants import BLOCKS, GPU_TYPES
 from strata_kernels.render import Entry
 from strata_kernels.table import ROW_LIMIT, Ints
@@ -39,6 +40,22 @@ LINEAR = [
     *(linear.Params(rows, i, o, "F32", b, r) for i, o, b, r in SHAPES for rows in SIZES),
     *(linear.Params(rows, _width(t, 48), 5, t) for t in GPU_TYPES[1:] for rows in (3, 32)),
     linear.Params(2, 576, 5, "F32"),
+    *(linear.Params(rows, 2048, 5, "Q4_1", True) for rows in (1, 3)),  # two warps an output
+    linear.Params(2, 5120, 3, "Q6_K"),  # eight
+    linear.Params(2, 32, 8193, "F32"),  # two outputs a warp, and one left over
+]
+LINEARS = [
+    *(
+        linears.Params(rows, 96, (linears.Part(9, "Q4_0"), linears.Part(5, "Q8_0", True)))
+        for rows in SIZES
+    ),
+    linears.Params(3, 133, tuple(linears.Part(n, "F32") for n in (17, 8, 4))),
+    linears.Params(2, 2048, tuple(linears.Part(n, t) for n, t in ((5, "Q4_K"), (3, "Q6_K")))),
+]
+GATED = [
+    *(gated.Params(rows, 48, 13, "F32", "F32") for rows in SIZES),
+    gated.Params(3, 256, 9, "Q4_K", "Q6_K"),
+    gated.Params(2, 1152, 5, "Q4_1", "Q4_1"),
 ]
 EMBED = [
     *(embed.Params(rows, VOCAB, 48, "F32") for rows in SIZES),
@@ -54,6 +71,8 @@ GATES = [
 ]
 CLOSE = [
     *(Entry(linear.SPEC, p) for p in LINEAR),
+    *(Entry(linears.SPEC, p) for p in LINEARS),
+    *(Entry(gated.SPEC, p) for p in GATED),
     *(Entry(rmsnorm.SPEC, p) for p in NORMS),
     *(Entry(swiglu.SPEC, p) for p in GATES),
 ]
@@ -63,6 +82,8 @@ EMBEDS = [Entry(embed.SPEC, p) for p in EMBED]
 APART = [
     Entry(linear.SPEC, linear.Params(ROW_LIMIT, 80, 9, "F32", residual=True)),
     Entry(linear.SPEC, linear.Params(ROW_LIMIT, 96, 5, "Q4_1", bias=True)),
+    Entry(linear.SPEC, linear.Params(ROW_LIMIT, 2048, 5, "Q4_K")),
+    Entry(gated.SPEC, gated.Params(ROW_LIMIT, 2048, 5, "Q8_0", "Q8_0")),
     Entry(rmsnorm.SPEC, rmsnorm.Params(ROW_LIMIT, 133, 1e-5)),
     Entry(swiglu.SPEC, swiglu.Params(ROW_LIMIT, 133)),
     Entry(embed.SPEC, embed.Params(ROW_LIMIT, VOCAB, 96, "Q4_1")),
@@ -98,6 +119,21 @@ def test_weights_have_the_bits_of_gguf(entry: Entry) -> None:
     for seed, table in enumerate(tables(p.rows, VOCAB)):
         codes = random_codes(np.random.default_rng(seed), p.weight_type, VOCAB, p.width)
         compare(entry, bound(entry, table, weight=codes))
+
+
+@pytest.mark.parametrize("kind", GPU_TYPES)
+def test_products_have_the_weights_of_gguf(kind: str) -> None:
+    """Rows that are 1 in one column each give that column, bit for bit, of any codes."""
+    width = _width(kind, 80)
+    entry = Entry(linear.SPEC, linear.Params(width, width, 3, kind))
+    codes = random_codes(np.random.default_rng(5), kind, 3, width)
+    compare(entry, bound(entry, x=torch.eye(width), weight=codes))
+
+
+def test_forms_that_are_tested() -> None:
+    """Among the matrices above are those that warps share, and warps that have several outputs."""
+    forms = {form_of(p.inner, p.outer) for p in LINEAR}
+    assert {f.split for f in forms} == {1, 2, 8} and {f.each for f in forms} == {1, 2}
 
 
 def test_gates_beyond_the_range_of_exp_are_zero() -> None:
@@ -155,7 +191,7 @@ def test_a_row_has_the_same_bits_in_every_window_and_prompt(entry: Entry) -> Non
     assert len(set(expected)) >= VOCAB
 
 
-@pytest.mark.parametrize("entry", APART[:4], ids=_id)
+@pytest.mark.parametrize("entry", APART[:6], ids=_id)
 def test_a_row_keeps_its_bits_beside_rows_that_are_not_finite(entry: Entry) -> None:
     pool = _pool(entry)
     expected = _outputs(entry, pool, list(range(ROW_LIMIT)))

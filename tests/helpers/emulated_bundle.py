@@ -14,6 +14,7 @@ from strata_runtime.arenas import DTYPES, rotation_table
 from strata_runtime.bundle_format import Argument, Call
 from strata_runtime.bundle_load import Bundle, open_weights
 from strata_runtime.launch import Launch, Row, Segment, Table, TableWriter
+from strata_runtime.records import decode
 
 
 class TemplateBundle:
@@ -123,6 +124,6 @@ class EmulatedBundle(TemplateBundle):
 def entry_of(call: Call) -> Entry:
     """The entry that a call names."""
     spec = KERNELS[call.kernel]
-    entry = Entry(spec, spec.params(**call.params))
+    entry = Entry(spec, decode(spec.params, call.params, call.entry))
     assert entry.name == call.entry
     return entry

@@ -8,9 +8,12 @@ from strata_kernels.render import Entry, render_unit
 BARRIER = "  barrier();"
 
 
-def without_barrier(entry: Entry, number: int) -> Library:
-    """The entry's unit without its `number`-th barrier, shared parts counted from the first."""
-    parts = render_unit([entry], "host").split(BARRIER)
+def without_barrier(entry: Entry, number: int, namespace: str | None = None) -> Library:
+    """The entry's unit without the `number`-th barrier of a namespace: its own, or a shared part's."""
+    head, opening, body = render_unit([entry], "host").partition(
+        f"namespace {namespace or entry.name + '_'} {{"
+    )
+    parts = body.split(BARRIER)
     assert 0 <= number < len(parts) - 1
     before, after = parts[: number + 1], parts[number + 1 :]
-    return Library(BARRIER.join(before) + "  ;" + BARRIER.join(after))
+    return Library(head + opening + BARRIER.join(before) + "  ;" + BARRIER.join(after))

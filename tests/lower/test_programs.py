@@ -123,9 +123,9 @@ def test_exec_runs_every_operator_of_its_stage_once(case: Passes) -> None:
             assert weights(program) == tensors
             counts = Counter(kernels(program))
             layers = stage.last - stage.first + 1
-            for kernel in ("rope_store", "attention", "attention_merge", "swiglu"):
+            for kernel in ("rope_store", "attention", "attention_merge", "linears", "gated"):
                 assert counts[kernel] == layers
-            assert counts["linear"] == 7 * layers + stage.ends
+            assert counts["linear"] == 2 * layers + stage.ends and counts["swiglu"] == 0
             assert counts["rmsnorm"] == 2 * layers + stage.ends
             assert (counts["embed"], counts["handoff_read"]) == (stage.embeds, not stage.embeds)
             assert all(counts[k] == stage.ends for k in (*HEAD_KERNELS, "store_tokens"))
