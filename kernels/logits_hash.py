@@ -2,7 +2,8 @@
 
 h = Σ_i a_i · bits(x_i) mod 2^64, bits as int32 and a_i = splitmix64's i-th output, made odd: the
 multilinear hash (Dietzfelbinger, 1996), whose odd factors let no single difference vanish. A sum
-has no order, so that any split of the row gives the same hash.
+has no order, so that any split of the row gives the same hash: each slice of the vocabulary has a
+part of it, and `verdict` adds them up.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from strata_kernels.spec import (
 )
 
 
+#: Tokens of one slice.
+SLICE = 4096
+
+
 @dataclass(frozen=True)
 class Params:
     """`rows` and the vocabulary's size."""
@@ -31,13 +36,23 @@ class Params:
     rows: int
     vocab: int
 
+    @property
+    def slice(self) -> int:
+        """Tokens of one slice."""
+        return SLICE
+
+    @property
+    def parts(self) -> int:
+        """Slices of the vocabulary."""
+        return -(-self.vocab // SLICE)
+
 
 def args(p: Params) -> tuple[Arg, ...]:
-    """logits (rows, vocab) and one hash a row."""
+    """logits (rows, vocab), and of each row the parts of its hash."""
     return (
         table_arg(p.rows),
         read("logits", padded(p.rows), p.vocab),
-        write("hashes", padded(p.rows), dtype="i64"),
+        write("hashes", padded(p.rows), p.parts, dtype="i64"),
     )
 
 
@@ -59,21 +74,26 @@ def factors(count: int) -> torch.Tensor:
     return _xor_shifted(x, 31) | 1
 
 
+def row_parts(logits: torch.Tensor) -> torch.Tensor:
+    """The parts of each row's hash, int64 (rows, slices), of float32 logits (rows, vocab)."""
+    bits = logits.view(torch.int32).to(torch.int64).mul_(factors(logits.shape[1]))
+    return torch.stack([part.sum(-1) for part in bits.split(SLICE, -1)], -1)
+
+
 def row_hashes(logits: torch.Tensor) -> torch.Tensor:
     """One int64 hash for each row of float32 logits (rows, vocab)."""
-    bits = logits.view(torch.int32).to(torch.int64)
-    return bits.mul_(factors(logits.shape[1])).sum(-1)
+    return row_parts(logits).sum(-1)
 
 
 def geometry(p: Params) -> Geometry:
-    """A block for each row."""
-    return Geometry((p.rows, 1, 1), THREADS)
+    """A block for each row and slice."""
+    return Geometry((p.rows, p.parts, 1), THREADS)
 
 
 def reference(p: Params, bound: Bound) -> None:
-    """hashes[i] = hash of the logits of live row i; zero for inert rows."""
+    """hashes[i] = parts of the hash of the logits of live row i; zeros for inert rows."""
     rows = live_rows(view(bound, p.rows).row("slot"))
-    put_rows(bound["hashes"], rows, row_hashes(bound["logits"][rows].contiguous()))
+    put_rows(bound["hashes"], rows, row_parts(bound["logits"][rows].contiguous()))
 
 
 SPEC = KernelSpec("logits_hash", Params, args, geometry, reference)

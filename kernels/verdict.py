@@ -26,17 +26,18 @@ WORDS = 4
 
 @dataclass(frozen=True)
 class Params:
-    """`rows` of the window."""
+    """`rows` of the window; parts of a row's hash."""
 
     rows: int
+    parts: int
 
 
 def args(p: Params) -> tuple[Arg, ...]:
-    """Each row's drawn token and hash, and the verdict words of all contexts."""
+    """Each row's drawn token and parts of its hash, and the verdict words of all contexts."""
     return (
         table_arg(p.rows),
         read("draws", padded(p.rows), dtype="i32"),
-        read("hashes", padded(p.rows), dtype="i64"),
+        read("hashes", padded(p.rows), p.parts, dtype="i64"),
         write("verdict", -1, ROW_LIMIT, WORDS, dtype="i32", region=Region.CONTEXT),
     )
 
@@ -63,7 +64,7 @@ def reference(p: Params, bound: Bound) -> None:
         while accepted < most and draws[first + accepted] == tokens[first + accepted + 1]:
             accepted += 1
         out[i, 0], out[i, 1] = accepted, draws[first + accepted]
-    out[:, 2:] = bound["hashes"][:, None].view(torch.int32)
+    out[:, 2:] = bound["hashes"].sum(-1, keepdim=True).view(torch.int32)
 
 
 SPEC = KernelSpec("verdict", Params, args, geometry, reference)

@@ -9,8 +9,8 @@ queue has all of it before the slot's next window, and before those saved rows a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
+from strata_runtime.evolve import evolve
 from strata_runtime.launch import Launch, Row, Segment, Table
 from strata_runtime.state import State
 
@@ -38,18 +38,20 @@ def late_commits(state: State, table: Table, kept: Mapping[int, int]) -> Queued:
 
 def _launched(state: State, table: Table, kept: Mapping[int, range], kind: str) -> Queued:
     """A commit of rows of a window, by slot and index in it, on every stage that has state."""
+    stages = [stage for stage, has in enumerate(state.config.commits) if has]
+    if not stages:
+        return state, ()
     rows, segments = list[Row](), list[Segment]()
     for segment in table.segments:
         if indices := kept.get(segment.slot):
             first, start = len(rows), segment.first_row
             mine = [table.rows[start + i] for i in indices]
-            rows += [replace(row, first_row=first, index=i) for i, row in enumerate(mine)]
+            rows += [evolve(row, first_row=first, index=i) for i, row in enumerate(mine)]
             saved, count = mine[0].saved_row, len(mine)
             segments.append(Segment(segment.slot, segment.epoch, first, count, 0, saved))
     if not rows:
         return state, ()
     commit = Table(kind, table.context, tuple(rows), tuple(segments))
     program = f"{kind}.r{len(rows) if kind == 'commit' else 1}"
-    stages = [stage for stage, has in enumerate(state.config.commits) if has]
     launches = [Launch(state.next_id + i, s, program, commit) for i, s in enumerate(stages)]
-    return replace(state, next_id=state.next_id + len(launches)), tuple(launches)
+    return evolve(state, next_id=state.next_id + len(launches)), tuple(launches)

@@ -212,9 +212,20 @@ class CudaDevice:
             yield lambda: stage.timed(graph)
         finally:
             self.driver("cuGraphExecDestroy", graph)
+            counter = self.arenas.buffer(f"{program.stage}/counter")  # which it has advanced
+            counter.fill_(stage.submitted)
+            torch.cuda.synchronize(self._card)
+            self._recount(program.stage)
+
+    def _recount(self, index: int) -> None:
+        """Whatever was replayed, the stage's counter names the ring's next entry."""
+        counter, stage = self.arenas.buffer(f"{index}/counter"), self._stages[index]
+        where = (counter.data_ptr(), stage.submitted, counter.numel())
+        self.driver("cuMemsetD32Async", *where, stage.stream)
 
     def close(self) -> None:
         """Let what is queued end, and free what was made."""
+        self.driver("cuEventDestroy", self._base)
         for stage in self._stages:
             stage.close()
         self._kernels.close()

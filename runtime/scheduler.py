@@ -8,10 +8,11 @@ the verdict.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from strata_runtime.commits import Queued, late_commits
 from strata_runtime.drafters import DEVICE_DRAFTERS
+from strata_runtime.evolve import evolve
 from strata_runtime.launch import Launch, Tokens
 from strata_runtime.measures import Timing
 from strata_runtime.request import CANCELLED, Request
@@ -113,7 +114,7 @@ def step(state: State, event: Event) -> Step:
     commits: tuple[Launch, ...] = ()
     match event:
         case Submitted(request, _, drafts):
-            state = replace(state, waiting=(*state.waiting, (request, drafts)))
+            state = evolve(state, waiting=(*state.waiting, (request, drafts)))
         case Cancelled(request_id):
             state, finished = _cancel(state, request_id)
         case Verdict():
@@ -131,14 +132,14 @@ def _measured(state: State, timings: Timings) -> State:
     costs = state.costs
     for timing in timings:
         costs = costs.measured(timing, state.next_id)
-    return replace(state, costs=costs)
+    return evolve(state, costs=costs)
 
 
 def _cancel(state: State, request_id: int) -> tuple[State, tuple[Finished, ...]]:
     ended = (Finished(request_id, CANCELLED),)
     waiting = tuple(w for w in state.waiting if w[0].id != request_id)
     if len(waiting) < len(state.waiting):
-        return replace(state, waiting=waiting), ended
+        return evolve(state, waiting=waiting), ended
     for i, slot in enumerate(state.slots):
         if slot.request is not None and slot.request.id == request_id:
             return _end(state, i), ended
@@ -147,14 +148,14 @@ def _cancel(state: State, request_id: int) -> tuple[State, tuple[Finished, ...]]
 
 def _end(state: State, index: int) -> State:
     """End a slot's text: free at once, or once what it has in flight has left the last stage."""
-    slot = replace(state.slots[index], request=None, phase=Phase.DRAINING)
+    slot = evolve(state.slots[index], request=None, phase=Phase.DRAINING)
     return _settle(state.with_slot(index, slot), index)
 
 
 def _settle(state: State, index: int) -> State:
     slot = state.slots[index]
     if slot.phase is Phase.DRAINING and not slot.in_flight:
-        return state.with_slot(index, replace(slot, phase=Phase.FREE))
+        return state.with_slot(index, evolve(slot, phase=Phase.FREE))
     return state
 
 
@@ -173,7 +174,7 @@ def _verdict(state: State, event: Verdict) -> tuple[State, tuple[Finished, ...]]
         state = state.with_context(event.context, Context())
     for outcome in event.outcomes:
         slot = state.slots[outcome.slot]
-        slot = replace(slot, in_flight=slot.in_flight - (not chain))
+        slot = evolve(slot, in_flight=slot.in_flight - (not chain))
         state = state.with_slot(outcome.slot, slot)
         if slot.request is None:
             state = _settle(state, outcome.slot)
@@ -188,14 +189,14 @@ def _verdict(state: State, event: Verdict) -> tuple[State, tuple[Finished, ...]]
 def _judged(state: State, outcome: Outcome) -> State:
     """Remember how many drafts held."""
     slot, seen = state.slots[outcome.slot], (outcome.drafted, outcome.accepted)
-    state = state.with_slot(outcome.slot, replace(slot, holds=slot.holds.seen(*seen)))
-    return replace(state, holds=state.holds.seen(*seen))
+    state = state.with_slot(outcome.slot, evolve(slot, holds=slot.holds.seen(*seen)))
+    return evolve(state, holds=state.holds.seen(*seen))
 
 
 def _advanced(state: State, outcome: Outcome, chain: bool) -> State:
     """The slot's real token was row 0; accepted drafts follow it; the last token comes next."""
     slot = state.slots[outcome.slot]
-    slot = replace(
+    slot = evolve(
         slot,
         phase=Phase.DRAFTING if chain else Phase.READY,
         length=slot.length + len(outcome.tokens),
@@ -212,8 +213,8 @@ def _advanced(state: State, outcome: Outcome, chain: bool) -> State:
 def _proposed(state: State, index: int, asked: int, drafts: Tokens) -> State:
     """The slot's drafts for its next window, and how many of those that were asked for came."""
     slot, seen = state.slots[index], (asked, len(drafts))
-    slot = replace(slot, drafts=drafts, offers=slot.offers.seen(*seen))
-    return replace(state.with_slot(index, slot), offers=state.offers.seen(*seen))
+    slot = evolve(slot, drafts=drafts, offers=slot.offers.seen(*seen))
+    return evolve(state.with_slot(index, slot), offers=state.offers.seen(*seen))
 
 
 def _drafts(state: State, event: Drafts) -> State:
@@ -223,9 +224,9 @@ def _drafts(state: State, event: Drafts) -> State:
     state = state.with_context(event.context, Context())
     for segment, drafts in zip(table.segments, event.drafts, strict=True):
         slot = state.slots[segment.slot]
-        slot = replace(slot, in_flight=slot.in_flight - 1)
+        slot = evolve(slot, in_flight=slot.in_flight - 1)
         if slot.phase is Phase.DRAFTING:
-            slot = replace(slot, phase=Phase.READY, drafting=slot.drafting and not event.failed)
+            slot = evolve(slot, phase=Phase.READY, drafting=slot.drafting and not event.failed)
             state = state.with_slot(segment.slot, slot)
             if not event.failed:
                 state = _proposed(state, segment.slot, segment.depth, drafts)
@@ -237,7 +238,7 @@ def _drafts(state: State, event: Drafts) -> State:
 def _chunk_done(state: State, event: ChunkDone) -> State:
     (index,) = state.contexts[event.context].slots
     slot = state.slots[index]
-    state = state.with_slot(index, replace(slot, in_flight=slot.in_flight - 1))
+    state = state.with_slot(index, evolve(slot, in_flight=slot.in_flight - 1))
     return _settle(state.with_context(event.context, Context()), index)
 
 
@@ -246,11 +247,11 @@ def _admit(state: State) -> State:
     for index, slot in enumerate(state.slots):
         if slot.phase is Phase.FREE and state.waiting:
             (request, drafts), *rest = state.waiting
-            first = replace(
+            first = evolve(
                 Slot(epoch=slot.epoch + 1, request=request, served=slot.served, drafts=drafts),
                 phase=Phase.PROMPT if len(request.prompt) > 1 else Phase.READY,
             )
-            state = replace(state.with_slot(index, first), waiting=tuple(rest))
+            state = evolve(state.with_slot(index, first), waiting=tuple(rest))
     return state
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from dataclasses import replace
 from itertools import accumulate
 
-from strata_runtime.choice import allowed, draft_chances, refreshed, share
+from strata_runtime.choice import draft_chances, refreshed, share
 from strata_runtime.commits import Queued, early_commits
 from strata_runtime.drafters import DEVICE_DRAFTERS
+from strata_runtime.evolve import evolve
 from strata_runtime.launch import Launch, Row, Segment, Table
 from strata_runtime.request import Request
 from strata_runtime.state import Context, Phase, Slot, State
@@ -34,9 +34,9 @@ def window(state: State) -> Queued:
     table = _window_table(state, taken, context)
     for slot in taken:
         s = state.slots[slot]
-        s = replace(s, phase=Phase.WINDOW, in_flight=s.in_flight + 1, windows=s.windows + 1)
-        state = state.with_slot(slot, replace(s, served=state.next_id))
-    state = replace(state, windows=state.windows + 1)
+        s = evolve(s, phase=Phase.WINDOW, in_flight=s.in_flight + 1)
+        state = state.with_slot(slot, evolve(s, served=state.next_id))
+    state = evolve(state, windows=state.windows + 1)
     state, launches = _launch(state, len(table.rows), table)
     state, chain = _chain(state, table)
     state, commits = early_commits(state, table)
@@ -66,9 +66,9 @@ def _chain(state: State, table: Table) -> Queued:
         return state, ()
     number, context = state.next_id, state.contexts[table.context]
     stage = state.config.stages - 1
-    chain = Launch(number, stage, f"draft.r{steps}", replace(table, kind="draft"))
-    state = replace(state, next_id=number + 1)
-    return state.with_context(table.context, replace(context, chain=number)), (chain,)
+    chain = Launch(number, stage, f"draft.r{steps}", evolve(table, kind="draft"))
+    state = evolve(state, next_id=number + 1)
+    return state.with_context(table.context, evolve(context, chain=number)), (chain,)
 
 
 def _depth(state: State, index: int) -> int:
@@ -78,7 +78,7 @@ def _depth(state: State, index: int) -> int:
         return 0
     room = shape.context - 2 - slot.length
     left = _request(slot).max_tokens - slot.generated - 2
-    return max(0, min(allowed(state, index, ahead=1), room, left))
+    return max(0, min(state.choice.drafts, room, left))
 
 
 def _shared_out(state: State, taken: tuple[int, ...]) -> list[int]:
@@ -87,13 +87,13 @@ def _shared_out(state: State, taken: tuple[int, ...]) -> list[int]:
     None is worth anything behind the last token that the request may have, and none stands at or
     past `context`.
     """
-    left = state.config.shape.row_limit - len(taken)
     granted = [_drafts_of_use(state, slot) for slot in taken]
+    left = min(state.config.shape.row_limit - len(taken), state.choice.extra)
     if sum(granted) <= left:
         return granted
     ranked = []
     for place, (slot, most) in enumerate(zip(taken, granted, strict=True)):
-        worth = accumulate(draft_chances(state, slot), operator.mul)
+        worth = accumulate((c.seen for c in draft_chances(state, slot)), operator.mul)
         ranked += [(-w, i, place) for i, w in zip(range(most), worth, strict=False)]
     counts = Counter(place for _, _, place in sorted(ranked)[:left])
     return [counts[place] for place in range(len(taken))]
@@ -103,7 +103,7 @@ def _drafts_of_use(state: State, index: int) -> int:
     slot = state.slots[index]
     room = state.config.shape.context - 1 - slot.length
     left = _request(slot).max_tokens - slot.generated - 1
-    return min(len(slot.drafts), allowed(state, index), room, left)
+    return min(len(slot.drafts), state.choice.drafts, room, left)
 
 
 def _segment_rows(state: State, index: int, drafts: int, first: int, place: int) -> list[Row]:
@@ -114,10 +114,10 @@ def _segment_rows(state: State, index: int, drafts: int, first: int, place: int)
     slot, forced = state.slots[index], state.config.forced
     row = _row(state, index, slot.length, first, 0, place)
     if forced:
-        row = replace(row, forced=forced[state.windows % len(forced)])
+        row = evolve(row, forced=forced[state.windows % len(forced)])
     tokens = (row.token, *slot.drafts[:drafts])
     return [
-        replace(
+        evolve(
             row,
             position=slot.length + i,
             token=token,
@@ -148,7 +148,7 @@ def prompt_chunk(state: State) -> Queued:
     first = shape.groups * shape.row_limit + (context - shape.groups) * shape.prompt_sizes[-1]
     rows = tuple(_row(state, index, slot.length + i, 0, i, first + i) for i in range(count))
     table = Table("prompt", context, rows, (Segment(index, slot.epoch, 0, count),))
-    slot = replace(
+    slot = evolve(
         slot,
         phase=Phase.PROMPT if count < remaining else Phase.READY,
         length=slot.length + count,
@@ -206,6 +206,6 @@ def _launch(state: State, rows: int, table: Table) -> Queued:
         launches.append(Launch(first + stage, stage, program, table, tuple(waits)))
     all_readers = list(state.readers)
     all_readers[table.context] = tuple(first + stage for stage in range(1, stages))
-    state = replace(state, readers=tuple(all_readers), next_id=first + stages)
+    state = evolve(state, readers=tuple(all_readers), next_id=first + stages)
     context = Context(table, first + stages - 1)
     return state.with_context(table.context, context), tuple(launches)

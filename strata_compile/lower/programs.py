@@ -145,7 +145,7 @@ def _verdict(place: Place, logits: Scratch) -> list[LoweredCall]:
         "mask": place.named("mask", "contexts", facts.groups * ROW_LIMIT),
     }
     words = place.named("verdict", "answers", facts.groups)
-    judge = verdict.Params(rows)
+    judge = verdict.Params(rows, hashing.parts)
     return [
         call(logits_hash.SPEC, hashing, table=table, logits=logits, hashes=hashes),
         call(sample.SPEC, sampling, table=table, logits=logits, **side, draws=draws),

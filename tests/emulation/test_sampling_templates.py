@@ -39,7 +39,7 @@ def units() -> None:
     prepare(
         [
             *(Entry(sample.SPEC, p) for p in params),
-            *(Entry(verdict.SPEC, verdict.Params(rows)) for rows in SIZES),
+            *(Entry(verdict.SPEC, verdict.Params(rows, 1 + rows % 2)) for rows in SIZES),
         ]
     )
 
@@ -228,9 +228,9 @@ def test_philox_words_equal() -> None:
 
 def judged(rows: int, segments: Sequence[Segment], draws: Sequence[int]) -> list[list[int]]:
     """Accepted and token of the first segments, compared with the reference in both orders."""
-    params, table = verdict.Params(rows), make_table(rows, segments, context=1)
-    hashes = torch.zeros(8, dtype=torch.int64)
-    hashes[:rows] = torch.arange(-3, rows - 3) * 0x123456789ABCDEF
+    params, table = verdict.Params(rows, 1), make_table(rows, segments, context=1)
+    hashes = torch.zeros(8, 1, dtype=torch.int64)
+    hashes[:rows, 0] = torch.arange(-3, rows - 3) * 0x123456789ABCDEF
     filled = torch.tensor([*draws, *[-1] * (8 - len(draws))], dtype=torch.int32)
     case = bind(verdict.SPEC, params, table, {"draws": filled, "hashes": hashes})
     found = compare(Entry(case.spec, params), case.tensors)["verdict"]

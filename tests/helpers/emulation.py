@@ -1,6 +1,7 @@
 """Kernel templates on a CPU: compiled by the host compiler, run, and compared with the reference.
 
-`templates/_device_host.h.j2` says how threads take turns. One run at a time in a process.
+`templates/_device_host.h.j2` says how threads take turns. One run at a time in a process. The same
+comparisons can be made on a GPU: `entry_units.on`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from entry_units import elsewhere, unit_of
+from entry_units import prepare as prepare
 from strata_kernels.regions import touched
 from strata_kernels.render import (
     DEVICE_PARTS,
@@ -135,17 +138,21 @@ class Library:
         EmulationFault for a fault, and for a byte that was written outside of every argument.
         """
         buffers = [_Guarded(value, band) for value in values]
-        function = getattr(self._functions, f"run_{name}")
-        pointers = (ctypes.c_void_p * len(buffers))(*(b.address for b in buffers))
-        message = ctypes.create_string_buffer(MESSAGE_SIZE)
-        if function(pointers, ctypes.c_int(order), message, ctypes.c_int(MESSAGE_SIZE)):
-            text = message.value.decode()
-            raise EmulationFault(f"{name}: {text} ({self.path.with_suffix('.cpp')})")
+        self.call(name, [buffer.address for buffer in buffers], order)
         for i, buffer in enumerate(buffers):
             if place := buffer.damage():
                 raise EmulationFault(f"{name}: argument {i} was written {place}")
         for value, buffer in zip(values, buffers, strict=True):
             value.copy_(buffer.content(value))
+
+    def call(self, name: str, addresses: Sequence[int], order: int) -> None:
+        """Run an entry's grid on arguments in memory; EmulationFault for a fault."""
+        function = getattr(self._functions, f"run_{name}")
+        pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        message = ctypes.create_string_buffer(MESSAGE_SIZE)
+        if function(pointers, ctypes.c_int(order), message, ctypes.c_int(MESSAGE_SIZE)):
+            text = message.value.decode()
+            raise EmulationFault(f"{name}: {text} ({self.path.with_suffix('.cpp')})")
 
 
 class _Guarded:
@@ -190,10 +197,12 @@ def assemble(text: str, entries: Sequence[HostEntry], parts: Sequence[str] = ())
 _LIBRARIES: dict[str, Library] = {}
 
 
-def prepare(entries: Sequence[Entry]) -> None:
-    """Compile entries as one unit, which is faster than each on its own."""
-    library = Library(render_unit(entries, "host"))
-    _LIBRARIES.update(dict.fromkeys((entry.name for entry in entries), library))
+def library_of(entry: Entry) -> Library:
+    """The compiled unit of an entry."""
+    if entry.name not in _LIBRARIES:
+        unit = unit_of(entry)
+        _LIBRARIES.update(dict.fromkeys((e.name for e in unit), Library(render_unit(unit, "host"))))
+    return _LIBRARIES[entry.name]
 
 
 def run(
@@ -205,15 +214,21 @@ def run(
 ) -> None:
     """Run a template; `bound` has every argument, matrices with `stored` as uint8.
 
-    `library` stands for the entry's own source where it was changed. Raises EmulationFault.
+    `library` stands for the entry's own source where it was changed. Raises EmulationFault. A GPU
+    has no order.
     """
     args = entry.spec.args(entry.params)
     for arg in args:
         wanted = torch.uint8 if arg.stored else DTYPES[arg.dtype]
         assert bound[arg.name].dtype == wanted, f"{arg.name} is {bound[arg.name].dtype}"
-    if library is None and entry.name not in _LIBRARIES:
-        prepare([entry])
-    (library or _LIBRARIES[entry.name]).run(entry.name, [bound[a.name] for a in args], order, band)
+    values = [bound[arg.name] for arg in args]
+    gpu = elsewhere()
+    if gpu is None:
+        (library or library_of(entry)).run(entry.name, values, order, band)
+    elif library is None:
+        gpu.run(entry, values, band)
+    else:
+        pytest.skip("a changed source is not compiled for GPUs")
 
 
 # ---- against the reference

@@ -52,13 +52,14 @@ class Wait:
 
 @dataclass(frozen=True)
 class Node:
-    """One launch of an entry."""
+    """One launch of an entry; a dependent one may begin before the one before it has ended."""
 
     entry: str
     grid: tuple[int, int, int]
     threads: int
     shared: int
     pointers: tuple[int, ...]
+    dependent: bool = False
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ BARRIER = "  barrier();"
 
 
 def without_barrier(entry: Entry, number: int, namespace: str | None = None) -> Library:
-    """The entry's unit without the `number`-th barrier of a namespace: its own, or a shared part's."""
+    """The entry's unit without a barrier, the `number`-th behind where a namespace begins: its own."""
     head, opening, body = render_unit([entry], "host").partition(
         f"namespace {namespace or entry.name + '_'} {{"
     )

@@ -15,7 +15,7 @@ def judge(rows: int, segments: Sequence[Segment], draws: Sequence[int], context:
     """Run a verdict with given draws."""
     table = make_table(rows, segments, context=context)
     values = {"draws": torch.tensor([*draws, *[-1] * (8 - len(draws))], dtype=torch.int32)}
-    return bind(verdict.SPEC, verdict.Params(rows), table, values).run()
+    return bind(verdict.SPEC, verdict.Params(rows, 2), table, values).run()
 
 
 def words(case: Case, context: int = 0) -> list[list[int]]:
@@ -85,7 +85,7 @@ def test_words_stand_at_their_context(context: int) -> None:
 def test_hashes_come_back_low_word_first() -> None:
     case = judge(3, [Segment(2, 7, (10, 11))], [1, 2])
     low, high = case["verdict"][0, :, 2].long(), case["verdict"][0, :, 3].long()
-    assert ((high << 32) | (low & 0xFFFFFFFF)).tolist() == case["hashes"].tolist()
+    assert ((high << 32) | (low & 0xFFFFFFFF)).tolist() == case["hashes"].sum(-1).tolist()
 
 
 def test_the_verdict_does_not_depend_on_company() -> None:
