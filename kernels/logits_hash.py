@@ -77,7 +77,8 @@ def factors(count: int) -> torch.Tensor:
 def row_parts(logits: torch.Tensor) -> torch.Tensor:
     """The parts of each row's hash, int64 (rows, slices), of float32 logits (rows, vocab)."""
     bits = logits.view(torch.int32).to(torch.int64).mul_(factors(logits.shape[1]))
-    return torch.stack([part.sum(-1) for part in bits.split(SLICE, -1)], -1)
+    starts = range(0, logits.shape[1], SLICE)
+    return torch.stack([bits[:, start : start + SLICE].sum(-1) for start in starts], -1)
 
 
 def row_hashes(logits: torch.Tensor) -> torch.Tensor:

@@ -215,13 +215,6 @@ class CudaDevice:
             counter = self.arenas.buffer(f"{program.stage}/counter")  # which it has advanced
             counter.fill_(stage.submitted)
             torch.cuda.synchronize(self._card)
-            self._recount(program.stage)
-
-    def _recount(self, index: int) -> None:
-        """Whatever was replayed, the stage's counter names the ring's next entry."""
-        counter, stage = self.arenas.buffer(f"{index}/counter"), self._stages[index]
-        where = (counter.data_ptr(), stage.submitted, counter.numel())
-        self.driver("cuMemsetD32Async", *where, stage.stream)
 
     def close(self) -> None:
         """Let what is queued end, and free what was made."""

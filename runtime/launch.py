@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +121,13 @@ class TableWriter:
             if unknown := [name for name in getattr(layout, part) if name not in known]:
                 fields = ", ".join(unknown)
                 raise BundleError(f"table: unknown {part} fields {fields}; compile again")
-        self._floats = np.array([name in layout.floats for name in layout.row])
+        self._header = struct.Struct(f"={len(layout.header)}i")
+        self._segment = struct.Struct(f"={len(layout.segment)}i")
+        kinds = ("f" if name in layout.floats else "i" for name in layout.row)
+        self._row = struct.Struct("=" + "".join(kinds))
+        self._of_segment = _getter(layout.segment)
+        of_row = {*Row.__dataclass_fields__}
+        self._of_row = _getter(n if n in of_row else f"sampling.{n}" for n in layout.row)
 
     def words(self, rows: int) -> int:
         """Length in int32 of the table of a program of `rows` rows."""
@@ -127,30 +136,34 @@ class TableWriter:
         return fixed + rows * len(layout.row)
 
     def write(self, launch: Launch, rows: int, out: Ints) -> None:
-        """Write the table of a program of `rows` rows to the front of `out` (int32 words)."""
-        layout, table = self._layout, launch.table
+        """Write the table of a program of `rows` rows to the front of `out` (int32 words).
+
+        What no row and no segment fills is -1.
+        """
+        table, words = launch.table, out.data
+        out[: self.words(rows)] = -1
         header = {
             "sequence": launch.id,
-            "kind": layout.kinds.index(table.kind),
+            "kind": self._layout.kinds.index(table.kind),
             "context": table.context,
             "rows": len(table.rows),
             "segments": len(table.segments),
         }
-        out[: len(layout.header)] = [header.get(name, 0) for name in layout.header]
-        start, end = len(layout.header), self.words(0)
-        segments = out[start:end].reshape(layout.row_limit, len(layout.segment))
-        segments[:] = -1
-        for i, segment in enumerate(table.segments):
-            segments[i] = [getattr(segment, name) for name in layout.segment]
-        body = out[end : self.words(rows)].reshape(rows, len(layout.row))
-        body[:] = -1
-        for row, line in zip(table.rows, body, strict=False):
-            line[:] = self._row(row)
+        self._header.pack_into(words, 0, *(header[name] for name in self._layout.header))
+        place = self._header.size
+        for segment in table.segments:
+            self._segment.pack_into(words, place, *self._of_segment(segment))
+            place += self._segment.size
+        place = self.words(0) * out.itemsize
+        for row in table.rows[:rows]:
+            self._row.pack_into(words, place, *self._of_row(row))
+            place += self._row.size
 
-    def _row(self, row: Row) -> Ints:
-        values = [
-            getattr(row if hasattr(row, name) else row.sampling, name) for name in self._layout.row
-        ]
-        words = np.array([0 if f else v for v, f in zip(values, self._floats, strict=True)])
-        bits = np.array(values, np.float32).view(np.int32)
-        return np.where(self._floats, bits, words).astype(np.int32)
+
+def _getter(names: Iterable[str]) -> Callable[[object], tuple[float, ...]]:
+    """What gives these attributes of a record, always as a tuple."""
+    wanted = tuple(names)
+    if len(wanted) == 1:
+        only = attrgetter(*wanted)
+        return lambda record: (only(record),)
+    return attrgetter(*wanted) if wanted else lambda record: ()
