@@ -100,6 +100,22 @@ class _Stream:
         return Text(tuple(self.tokens), hashes, self.end.logits_hash)
 
 
+class _Waiting:
+    """A device, and the seconds for which the host has waited for it."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self.waited = device, 0.0
+        self.submit, self.verdict, self.drafts = device.submit, device.verdict, device.drafts
+        self.close = device.close
+
+    def wait(self) -> Done:
+        """The next completion."""
+        start = time.perf_counter()
+        done = self._device.wait()
+        self.waited += time.perf_counter() - start
+        return done
+
+
 class Runner:
     """One engine under one setting; its runs are one after the other."""
 
@@ -111,9 +127,13 @@ class Runner:
         drafter: Callable[[Request], Drafter] | None = None,
     ) -> None:
         """`drafter` drafts in place of the bundle's, where that is on the host."""
-        self._device, self._last_stage = device, len(manifest.stages) - 1
+        self._device, self._last_stage = _Waiting(device), len(manifest.stages) - 1
         self._engine = Engine(
-            manifest, device, drafter=drafter, schedule=setting.schedule, observe=self._observe
+            manifest,
+            self._device,
+            drafter=drafter,
+            schedule=setting.schedule,
+            observe=self._observe,
         )
         self._record = Record()
         self._streams: dict[int, _Stream] = {}
@@ -127,6 +147,7 @@ class Runner:
         ends before its length.
         """
         self._record = record = Record(time.perf_counter())
+        self._device.waited = 0.0
         self._owners = {}
         streams = [_Stream(i, request.max_tokens) for i, request in enumerate(requests)]
         numbers = (self._engine.submit(request) for request in requests)
@@ -139,6 +160,7 @@ class Runner:
             if not choice and 2 * record.tokens >= wanted:
                 choice = self._engine.choice
             self._pump()
+        record.host_s = time.perf_counter() - record.submitted - self._device.waited
         return Run(record, tuple(stream.text() for stream in streams), choice)
 
     def _pump(self) -> None:

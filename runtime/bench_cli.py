@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -22,10 +23,11 @@ from strata_runtime.bench import (
     replay,
     solo,
 )
+from strata_runtime.bench_figures import program_ms
 from strata_runtime.bench_prompts import Encoder, file_prompts, own_prompts, random_prompt
 from strata_runtime.bench_report import Result, as_json, recorded, result, shown
 from strata_runtime.bundle_format import Manifest, Shape
-from strata_runtime.bundle_load import load_bundle, open_draft, open_weights
+from strata_runtime.bundle_load import Bundle, load_bundle, open_draft, open_weights
 from strata_runtime.command import Parser, positive_int, run_command, thread_count, write_out
 from strata_runtime.device import Device
 from strata_runtime.devices import DEVICES, device_for, open_device
@@ -34,6 +36,9 @@ from strata_runtime.errors import OptionError, RequestError
 from strata_runtime.launch import Sampling, Tokens
 from strata_runtime.options import read_environment
 from strata_runtime.request import Request, check_request
+
+if TYPE_CHECKING:
+    from strata_runtime.cuda_report import CardReport
 
 NAME = "strata-bench"
 #: Exit code where a text is not that of the stream alone.
@@ -132,15 +137,30 @@ def _run(args: argparse.Namespace) -> int:
     device = open_device(args.device, bundle, gguf, draft, args.threads or environment.threads)
     try:
         found = _measure(args, manifest, device, case)
+        card = _card(args, bundle, device, found)
     finally:
         device.close()
     if args.record is not None:
         _record(args.record, case, found, len(manifest.stages))
-    _report(args, case, found.results)
+    _report(args, case, found.results, card)
     if found.fault is not None:
         sys.stderr.write(f"{NAME}: {found.fault}\n")
         return NOT_IDENTICAL
     return 0
+
+
+def _card(
+    args: argparse.Namespace, bundle: Bundle, device: Device, found: _Measured
+) -> CardReport | None:
+    """What programs and kernels cost, where the device is a card."""
+    if args.device != "cuda":
+        return None
+    from strata_runtime.cuda_device import CudaDevice  # torch, and the driver
+    from strata_runtime.cuda_report import card_report
+
+    assert isinstance(device, CudaDevice)
+    times = program_ms(run.record for runs in found.runs for run in runs)
+    return card_report(bundle, device, times)
 
 
 def _settings(args: argparse.Namespace, shape: Shape) -> tuple[Setting, ...]:
@@ -262,7 +282,9 @@ def _record(path: Path, case: _Case, found: _Measured, stages: int) -> None:
         raise OptionError(f"--record {path}: cannot be written: {error.strerror}") from error
 
 
-def _report(args: argparse.Namespace, case: _Case, results: Sequence[Result]) -> None:
+def _report(
+    args: argparse.Namespace, case: _Case, results: Sequence[Result], card: CardReport | None
+) -> None:
     if args.json:
         head: dict[str, object] = {
             "bundle": str(args.bundle),
@@ -274,10 +296,15 @@ def _report(args: argparse.Namespace, case: _Case, results: Sequence[Result]) ->
             "replay": args.replay,
             "prompt_beside": args.prompt_beside,
         }
-        write_out(json.dumps({**head, "runs": [as_json(one) for one in results]}, indent=1) + "\n")
+        more = {} if card is None else {"card": card.as_json()}
+        runs = [as_json(one) for one in results]
+        write_out(json.dumps({**head, "runs": runs, **more}, indent=1) + "\n")
         return
     terminal, text = sys.stdout.isatty(), io.StringIO()
     width = None if terminal else FILE_WIDTH
     console = Console(file=text, force_terminal=terminal, width=width, markup=False, emoji=False)
     console.print(shown(results), highlight=False)
+    if card is not None:
+        hosts = [one.figures.host_us for one in results]
+        console.print("", card.tables(hosts), highlight=False)
     write_out(text.getvalue())

@@ -38,12 +38,16 @@ class Beside:
 
 @dataclass
 class Record:
-    """A run as it was heard: submitted at a time in s, then arrivals and launches in order."""
+    """A run as it was heard: submitted at a time in s, then arrivals and launches in order.
+
+    `host_s` is what the host took for itself: all the time but that in which it waited.
+    """
 
     submitted: float = 0.0
     arrivals: list[Arrival] = field(default_factory=list)
     launches: list[Ran] = field(default_factory=list)
     beside: Beside | None = None
+    host_s: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -63,8 +67,9 @@ class Figures:
     than i drafts, of `accepted_by_position` those that accepted more than i. `tokens_per_window`
     are all streams', `tokens_per_segment` one's. `stage_busy`: the part of the time from the first
     launch to the last end that a stage was running. `longest_gap_ms`: between two arrivals of one
-    stream (None where all have one). With a prompt beside: its tokens over the time from its
-    submission to its answer, and the longest gap that lies in that time, or reaches into it.
+    stream (None where all have one). `host_us`: the host's own time, by window and stage. With a
+    prompt beside: its tokens over the time from its submission to its answer, and the longest gap
+    that lies in that time, or reaches into it.
     """
 
     tokens_per_s: float
@@ -78,6 +83,7 @@ class Figures:
     tokens_per_segment: float
     stage_busy: tuple[float, ...]
     longest_gap_ms: float | None
+    host_us: float
     prompt_tokens_per_s: float | None = None
     longest_gap_beside_ms: float | None = None
 
@@ -87,7 +93,8 @@ def figures(record: Record) -> Figures:
     arrivals = record.arrivals
     drafted = [arrival.drafted for arrival in arrivals]
     accepted = [len(arrival.tokens) - 1 for arrival in arrivals]
-    depth = max(drafted, default=0)
+    depth, windows = max(drafted, default=0), sum(1 for _ in _windows(record.launches))
+    busy = _stage_busy(record.launches)
     return Figures(
         tokens_per_s=_tokens_per_s(record),
         elapsed_s=arrivals[-1].time - record.submitted,
@@ -96,10 +103,11 @@ def figures(record: Record) -> Figures:
         accepted=sum(accepted),
         drafted_by_position=_by_position(drafted, depth),
         accepted_by_position=_by_position(accepted, depth),
-        tokens_per_window=record.tokens / max(1, sum(1 for _ in _windows(record.launches))),
+        tokens_per_window=record.tokens / max(1, windows),
         tokens_per_segment=record.tokens / len(arrivals),
-        stage_busy=_stage_busy(record.launches),
+        stage_busy=busy,
         longest_gap_ms=_longest_gap_ms(arrivals),
+        host_us=record.host_s * 1e6 / max(1, windows * len(busy)),
         **_beside(record),
     )
 
@@ -187,6 +195,7 @@ def combined(runs: Sequence[Figures]) -> Figures:
         tokens_per_segment=usual.tokens_per_segment,
         stage_busy=_medians([run.stage_busy for run in runs]),
         longest_gap_ms=_median_known(run.longest_gap_ms for run in runs),
+        host_us=median(run.host_us for run in runs),
         prompt_tokens_per_s=_median_known(run.prompt_tokens_per_s for run in runs),
         longest_gap_beside_ms=_median_known(run.longest_gap_beside_ms for run in runs),
     )

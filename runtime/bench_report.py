@@ -77,6 +77,7 @@ def as_json(found: Result) -> dict[str, object]:
         },
         "stage_busy": [_rounded(part) for part in f.stage_busy],
         "longest_gap_ms": None if gap is None else _rounded(gap),
+        "host_us": _rounded(f.host_us),
         "choice": found.choice,
     }
     if f.prompt_tokens_per_s is not None:

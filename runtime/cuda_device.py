@@ -68,6 +68,11 @@ class CudaDevice:
         torch.cuda.synchronize(self._card)
         self.driver.freeze()
 
+    @property
+    def torch_device(self) -> str:
+        """The card as torch names it."""
+        return f"cuda:{self._card}"
+
     def _architecture(self) -> tuple[int, int]:
         kinds = self.driver.api.CUdevice_attribute
         major = kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
@@ -88,7 +93,7 @@ class CudaDevice:
         """Zeroed bytes: on the card, or pinned on the host."""
         if arena.host:
             return torch.zeros(arena.bytes, dtype=torch.uint8, pin_memory=True)
-        return torch.zeros(arena.bytes, dtype=torch.uint8, device=f"cuda:{self._card}")
+        return torch.zeros(arena.bytes, dtype=torch.uint8, device=self.torch_device)
 
     def _cards(self, context: Any, stages: int, partition: str) -> list[Card]:
         """The context of each stage: all of the card, or an equal share of its multiprocessors."""
