@@ -24,7 +24,6 @@ from strata_kernels.spec import (
     write,
 )
 
-
 #: Tokens of one slice.
 SLICE = 4096
 

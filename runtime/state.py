@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
 from strata_runtime.bundle_format import Shape
+from strata_runtime.evolve import evolve
 from strata_runtime.launch import Table, Tokens
 from strata_runtime.measures import UNMEASURED, UNSEEN, Costs, Odds
 from strata_runtime.request import Request
@@ -31,8 +32,8 @@ class Slot:
     """One conversation; `length` cells are committed or queued, and `token` comes next, which
     `drafts` may follow.
 
-    `in_flight` counts its windows and chunks, `windows` those that it has had; `served` is when one
-    last took it. `offers` and `holds`: how often drafts were there, and held.
+    `in_flight` counts its windows and chunks; `served` is when one last took it. `offers` and
+    `holds`: how often drafts were there, and held.
     """
 
     epoch: int = 0
@@ -43,7 +44,6 @@ class Slot:
     generated: int = 0
     in_flight: int = 0
     served: int = 0
-    windows: int = 0
     drafts: Tokens = ()
     drafting: bool = True
     offers: Odds = UNSEEN
@@ -97,19 +97,34 @@ class Config:
         return self.shape.draft_depth if self.drafts is None else self.drafts
 
 
+#: Windows that probes may cost before any time has passed: at first nothing is known.
+FIRST_SPARE = 8.0
+
+
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen: windows in flight and drafts of each slot; tokens/s that this predicts.
+    """What was chosen: windows in flight, drafts of a slot at most, and `extra` rows of a window.
 
-    It was `made` after so many windows, for slots and epochs `live`, with `known` times.
+    This predicts `rate` tokens a second. A `probe` is there to see drafts that looked worse; what
+    such may still cost is to `spare`, in windows. The choice was `made` after so many windows, for
+    the `lasts` that follow, for slots and epochs `live`, with `known` times.
     """
 
     windows: int = 1
-    drafts: tuple[int, ...] = ()
+    drafts: int = 0
+    extra: int = 0
     rate: float = 0.0
+    probe: bool = False
+    spare: float = FIRST_SPARE
+    lasts: int = 0
     live: tuple[tuple[int, int], ...] = ()
     known: frozenset[tuple[int, str, int]] = frozenset()
     made: int = 0
+
+    @property
+    def asked(self) -> tuple[int, int, int]:
+        """What windows are made of."""
+        return self.windows, self.drafts, self.extra
 
 
 @dataclass(frozen=True)
@@ -135,11 +150,11 @@ class State:
 
     def with_slot(self, index: int, slot: Slot) -> State:
         """This state with one slot changed."""
-        return replace(self, slots=_put(self.slots, index, slot))
+        return evolve(self, slots=_put(self.slots, index, slot))
 
     def with_context(self, index: int, context: Context) -> State:
         """This state with one context changed."""
-        return replace(self, contexts=_put(self.contexts, index, context))
+        return evolve(self, contexts=_put(self.contexts, index, context))
 
     @property
     def decoding(self) -> int:

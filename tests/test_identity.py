@@ -3,64 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
 
 import pytest
 
-from identity import HOLDS, Book, Rig, Rigs, Watched, covering, decode, narrowed
+from identity import Book, Rig, Rigs
+from identity_cases import PAIRS, Case, every_case, serve
 from recurrent import install
 from strata_runtime.device import Device
-from strata_runtime.engine import Engine
-from strata_runtime.schedule import Schedule
 from token_by_token import fill_free
-
-#: What a rig may be; "ordered" is the device that checks cells and states after each launch.
-RIG = {
-    "family": ("llama", "recurrent"),
-    "stages": (1, 2, 4),
-    "windows": (1, 2, 4),
-    "slots": (1, 2, 4),  # of a window
-    "drafter": ("none", "ngram", "mtp", *HOLDS),
-    "stagger": (0, 3),
-    "poison": (0x00, 0xFF),  # 0xFF: NaN
-}
-#: How it is served; all of it in `make test`, one after the other in the whole product.
-SERVED = {
-    "drafts": (None, 1, 3, 7),  # None: chosen
-    "early_commits": (True, False),
-    "ordered": (True, False),
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A rig and how it is served, as RIG and SERVED have them."""
-
-    family: str
-    stages: int
-    windows: int
-    slots: int
-    drafter: str
-    stagger: int
-    poison: int
-    drafts: int | None
-    early_commits: bool
-    ordered: bool
-
-    def __str__(self) -> str:
-        """The test's name."""
-        return "-".join(str(value) for value in vars(self).values())
-
-
-def _every_case() -> Iterator[Case]:
-    served = list(product(*SERVED.values()))
-    for i, rig in enumerate(product(*RIG.values())):
-        yield Case(*rig, *served[i % len(served)])
-
-
-#: All pairs of values of RIG and SERVED.
-PAIRS = [Case(**case) for case in covering(RIG | SERVED)]  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +23,7 @@ def rigs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rigs]:
         made.close()
 
 
-def serve(case: Case, rigs: Rigs) -> None:
-    """Decode as many streams as there are slots and a few more; nobody's text may change."""
-    rig = rigs.rig(case.family, case.stages, case.drafter == "mtp")
-    book, slots = rigs.book(case.family), case.windows * case.slots
-    wanted = book.requests[: slots + 3]
-    device = Watched(_device(case, rig, book))
-    engine = _engine(case, rig, book, device)
-    texts, heard = decode(engine, wanted, case.stagger)
-    assert texts == [book.texts[request.sampling.seed] for request in wanted]
-    _check_seen(case, device, heard.ended_beside)
-
-
-def _device(case: Case, rig: Rig, book: Book) -> Device:
+def device_of(case: Case, rig: Rig, book: Book) -> Device:
     """The case's device, its memory poisoned; the ordered one is watched."""
     device = rig.ordered if case.ordered else rig.threads
     fill_free(device.arenas, rig.bundle.manifest, case.poison)
@@ -94,38 +32,14 @@ def _device(case: Case, rig: Rig, book: Book) -> Device:
     return device
 
 
-def _engine(case: Case, rig: Rig, book: Book, device: Device) -> Engine:
-    auto, slots = case.drafts is None, case.windows * case.slots
-    manifest = narrowed(rig.bundle.manifest, slots, case.windows, auto)
-    schedule = Schedule(case.windows, case.slots, case.drafts, case.early_commits)
-    drafter = None if case.drafter == "mtp" else book.drafter(case.drafter)
-    return Engine(manifest, device, drafter=drafter, schedule=schedule)
-
-
-def _check_seen(case: Case, device: Watched, ended_beside: int) -> None:
-    """The case was what it says: otherwise it would show nothing."""
-    assert device.most <= case.windows and device.widest <= case.slots
-    assert (device.most, device.widest) == (case.windows, case.slots) or case.stagger
-    assert ended_beside > 0
-    assert ("draft" in device.kinds) == (case.drafter == "mtp")
-    assert ("commit" in device.kinds) == (case.family == "recurrent")
-    drafted, accepted = device.drafted, device.accepted
-    if case.drafter == "none":
-        assert drafted == 0
-    elif case.drafts is not None and case.slots < 4:
-        assert drafted > 0
-        assert (accepted > 0) == (case.drafter != "replay none") or case.drafter in ("mtp", "ngram")
-        assert (accepted == drafted) == (case.drafter == "replay all")
-
-
 @pytest.mark.parametrize("case", PAIRS, ids=str)
 def test_every_text_is_what_it_is_alone(case: Case, rigs: Rigs) -> None:
     """Tokens and logits hashes; on the ordered device cells and states after every launch."""
-    serve(case, rigs)
+    serve(case, rigs, lambda rig, book: device_of(case, rig, book))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("case", list(_every_case()), ids=str)
+@pytest.mark.parametrize("case", list(every_case()), ids=str)
 def test_every_rig(case: Case, rigs: Rigs) -> None:
     """The whole product of RIG."""
-    serve(case, rigs)
+    serve(case, rigs, lambda rig, book: device_of(case, rig, book))

@@ -1,5 +1,6 @@
 """Writes tiny valid GGUF models of the llama architecture."""
 
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,14 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+#: Types that gguf cannot make from floats: where a block has its f16 factors, and their ratio, with
+#: which the mean is about 0.
+UNMADE = {
+    GGMLQuantizationType.Q4_K: {0: 1.0, 2: 7.5},
+    GGMLQuantizationType.Q5_K: {0: 1.0, 2: 15.5},
+    GGMLQuantizationType.Q6_K: {208: 1.0},
+}
 
 _Shapes = dict[str, tuple[int, ...]]
 
@@ -50,9 +59,10 @@ def write_tiny_llama(
 ) -> Path:
     """Writes the model and returns path; equal arguments give equal bytes.
 
-    Matrices are N(0, 1/sqrt(in)) stored as ftype, or as F32 where ftype's blocks do not divide
-    their rows; norms are 1 +- 0.1. with_vocab adds a byte-level vocabulary of its own size,
-    nextn_seed the NextN layer that write_tiny_nextn writes with this seed.
+    Matrices are N(0, 1/sqrt(in)) stored as ftype (K types: random codes of that size), or as F32
+    where ftype's blocks do not divide their rows; norms are 1 +- 0.1. with_vocab adds a byte-level
+    vocabulary of its own size, nextn_seed the NextN layer that write_tiny_nextn writes with this
+    seed.
     """
     vocab = len(vocabulary()) if with_vocab else vocab
     writer = GGUFWriter(path, "llama")
@@ -124,7 +134,25 @@ def _add_tensor(
 ) -> None:
     whole_blocks = values.shape[-1] % GGML_QUANT_SIZES[ftype][0] == 0
     kind = ftype if values.ndim > 1 and whole_blocks else GGMLQuantizationType.F32
-    writer.add_tensor(name, quants.quantize(values, kind), raw_dtype=kind)
+    writer.add_tensor(name, _stored(values, kind), raw_dtype=kind)
+
+
+def _stored(values: npt.NDArray[np.float32], kind: GGMLQuantizationType) -> npt.NDArray[np.generic]:
+    """The values as a type has them; any codes of that size where gguf cannot make them."""
+    if kind not in UNMADE:
+        return quants.quantize(values, kind)
+    weights, size = GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(zlib.crc32(values.tobytes()))
+    shape = (values.shape[0], values.shape[1] // weights, size)
+    raw = rng.integers(0, 256, shape, np.uint8)
+    signs = rng.choice([-1.0, 1.0], (*shape[:2], 1))
+
+    def scaled(by: float) -> npt.NDArray[np.uint8]:
+        for at, factor in UNMADE[kind].items():
+            raw[:, :, at : at + 2] = (signs * factor * by).astype(np.float16).view(np.uint8)
+        return raw.reshape(values.shape[0], -1)
+
+    return scaled(float(values.std() / quants.dequantize(scaled(1.0), kind).std()))
 
 
 def _add_tokenizer(writer: GGUFWriter, with_vocab: bool) -> None:

@@ -53,10 +53,9 @@ class GpuKernels:
         units = [fresh[i : i + FEW] for i in range(0, len(fresh), FEW)]
         sources = [Unit(str(i), render_unit(unit, "cuda")) for i, unit in enumerate(units)]
         cubins = compile_units(sources, (self._arch,), self._cache)
-        options = ([], [], 0, [], [], 0)
         for source, unit in zip(sources, units, strict=True):
             cubin = cubins[source.name, self._arch]
-            library = self._driver("cuLibraryLoadData", cubin, *options)
+            library = self._driver("cuLibraryLoadData", cubin, [], [], 0, [], [], 0)
             for entry in unit:
                 self._functions[entry.name] = self._function(library, entry)
 

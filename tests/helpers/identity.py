@@ -19,6 +19,7 @@ from replayer import compile_bundle
 from strata_runtime.bundle_format import Manifest
 from strata_runtime.bundle_load import Bundle, open_draft, open_weights
 from strata_runtime.cpu_device import CpuDevice
+from strata_runtime.cuda_device import CudaDevice
 from strata_runtime.device import Device, Done
 from strata_runtime.drafters import Drafter, NgramDrafter, NoDrafter, ReplayDrafter
 from strata_runtime.engine import Engine, Update
@@ -117,11 +118,16 @@ class Book:
     A request is known by its sampling seed, from 1 on.
     """
 
-    def __init__(self, bundle: Bundle, layers: int, count: int = 19) -> None:
-        """`bundle` has one stage and one slot, and a drafter's cells if any rig has."""
+    def __init__(
+        self, bundle: Bundle, layers: int, cuda: CudaDevice | None = None, count: int = 19
+    ) -> None:
+        """`bundle` has one stage and one slot, and a drafter's cells if any rig has.
+
+        On a CUDA device texts have their own bits, and what a slot carries is not looked at.
+        """
         self.layers = layers
         self.shape, self.vocab = bundle.manifest.shape, bundle.manifest.model.vocab
-        alone = Alone(bundle)
+        alone = Alone(bundle, cuda)
         self.requests: list[Request] = []
         self.texts: dict[int, Text] = {}
         self.records: dict[int, tuple[int, ...]] = {}
@@ -135,7 +141,9 @@ class Book:
             self.requests.append(request)
             self.texts[seed] = alone.text(request)
             self.records[seed] = (*request.prompt, *record)
-            self.carried[seed] = alone.carried(self.records[seed][: self.shape.context])
+            if cuda is None:
+                kept = self.records[seed][: self.shape.context]
+                self.carried[seed] = alone.carried(kept)
         alone.close()
 
     def _request(self, index: int) -> Request:
@@ -170,13 +178,24 @@ class Book:
         return Witness(rig.ordered.arenas, rig.bundle.manifest, self.carried, self.layers)
 
 
-class Rig:
-    """A bundle, on a device with a thread a stage, and on one whose order is drawn."""
+@dataclass(frozen=True)
+class Cards:
+    """GPUs: their architecture, what compiles as `compile_bundle`, what opens a bundle on one."""
 
-    def __init__(self, bundle: Bundle) -> None:
+    arch: str
+    compile: Callable[..., Bundle]
+    open: Callable[[Bundle], CudaDevice]
+
+
+class Rig:
+    """A bundle, on a device with a thread a stage, on one whose order is drawn, and on a GPU."""
+
+    def __init__(self, bundle: Bundle, cards: Cards | None = None) -> None:
         self.bundle = bundle
+        self._cards = cards
         self._threads: CpuDevice | None = None
         self._ordered: OrderedDevice | None = None
+        self._cuda: CudaDevice | None = None
 
     @property
     def threads(self) -> CpuDevice:
@@ -194,10 +213,19 @@ class Rig:
             self._ordered = OrderedDevice(self.bundle)
         return self._ordered
 
+    @property
+    def cuda(self) -> CudaDevice:
+        """The CUDA device, made when it is first asked for."""
+        if self._cuda is None:
+            assert self._cards is not None
+            self._cuda = self._cards.open(self.bundle)
+        return self._cuda
+
     def close(self) -> None:
-        """Stop the workers."""
-        if self._threads is not None:
-            self._threads.close()
+        """Stop the workers, and free what is on a GPU."""
+        for device in (self._threads, self._cuda):
+            if device is not None:
+                device.close()
 
 
 def narrowed(manifest: Manifest, slots: int, groups: int, auto: bool = False) -> Manifest:
@@ -211,10 +239,13 @@ MOST_SLOTS, MOST_WINDOWS, CONTEXT, LAYERS, VOCAB = 16, 4, 96, 4, 133
 
 
 class Rigs:
-    """Tiny models, their rigs and their books, each made once; `install` has been called."""
+    """Tiny models, their rigs and their books, each made once; `install` has been called.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    With `cards`, rigs are for them too, and books are what they say.
+    """
+
+    def __init__(self, folder: Path, cards: Cards | None = None) -> None:
+        self._folder, self._cards = folder, cards
         sizes = {"layers": LAYERS, "vocab": VOCAB}
         self._model = write_tiny_llama(folder / "tiny.gguf", **sizes)
         self._layer = write_tiny_nextn(folder / "layer.gguf", **sizes)
@@ -225,13 +256,16 @@ class Rigs:
         """`family` is llama or recurrent; drafts are the layer's or the host's."""
         key = (family, stages, mtp)
         if key not in self._rigs:
-            self._rigs[key] = Rig(self._compiled(family, stages, mtp, MOST_SLOTS, MOST_WINDOWS))
+            bundle = self._compiled(family, stages, mtp, MOST_SLOTS, MOST_WINDOWS)
+            self._rigs[key] = Rig(bundle, self._cards)
         return self._rigs[key]
 
     def book(self, family: str) -> Book:
         """The family's requests, and their texts alone."""
         if family not in self._books:
-            self._books[family] = Book(self._compiled(family, 1, True, 1, 1), LAYERS)
+            bundle = self._compiled(family, 1, True, 1, 1)
+            cuda = self._cards.open(bundle) if self._cards else None
+            self._books[family] = Book(bundle, LAYERS, cuda)
         return self._books[family]
 
     def close(self) -> None:
@@ -241,13 +275,18 @@ class Rigs:
 
     def _compiled(self, family: str, stages: int, mtp: bool, slots: int, groups: int) -> Bundle:
         kind = f"mtp, model: {self._layer}" if mtp else "ngram"
-        keys = {"stages": stages, "slots": slots, "groups": groups, "context": CONTEXT}
+        keys: dict[str, object] = {"stages": stages, "slots": slots, "groups": groups}
+        keys["context"] = CONTEXT
+        compiled = compile_bundle
+        if self._cards is not None:
+            compiled = self._cards.compile
+            keys["targets"] = f"[cpu, {self._cards.arch}]"
         folder = self._folder / f"{family}-{stages}-{kind[:3]}-{slots}"
         with pytest.MonkeyPatch.context() as patch:
             if family == "recurrent":
                 as_recurrent(patch)
             draft = f"{{kind: {kind}, depth: 7}}"
-            return compile_bundle(folder, self._model, **keys, draft=draft)
+            return compiled(folder, self._model, **keys, draft=draft)
 
 
 def covering(dimensions: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:

@@ -27,7 +27,7 @@ TOLERANCES = {
 }
 #: Histories of one cell, and around the edges of chunks, to the last cell that there is.
 LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 192, 193, 255, 256)
-SLOTS = 8
+SLOTS = 4  #: of a table of `edges`
 
 
 def typed(params: Any, kind: str, inner: int | None = None) -> Any:
@@ -66,33 +66,41 @@ def entry_of(name: str, params: Any, rows: int) -> Entry:
 
 
 def edges(rows: int) -> Iterator[Ints]:
-    """Tables whose rows stand at all LENGTHS: slots of a row each; one slot's, in a prompt."""
+    """Tables whose segments end at all LENGTHS: of four slots in a window, of one in a prompt."""
     if rows > ROW_LIMIT:
         for start in (0, 50, CHUNKS * CHUNK - rows):
-            yield make_table(rows, [Segment(2, start, [i % 3 for i in range(rows)])])
+            yield make_table(rows, [_segment(2, start, rows)])
         return
-    for at in range(0, len(LENGTHS), rows):
-        part = LENGTHS[at : at + rows]
-        yield make_table(rows, [Segment(s, length - 1, (s % 3,)) for s, length in enumerate(part)])
+    slots = min(rows, SLOTS)
+    for at in range(0, len(LENGTHS), slots):
+        ends, count = LENGTHS[at : at + slots], rows // slots
+        starts = [max(0, end - count) for end in ends]
+        yield make_table(rows, [_segment(s, start, count) for s, start in enumerate(starts)])
+
+
+def _segment(slot: int, start: int, count: int) -> Segment:
+    """What it copies from is no slot of the table's."""
+    tokens = [(start + i) % 3 for i in range(count)]
+    return Segment(slot, start, tokens, fields={"state_in": slot + SLOTS})
 
 
 def tables_of(entry: Entry) -> list[Ints]:
-    """What the entry is compared on: edges, random and inert rows, no row."""
+    """What the entry is compared on: inert rows, no row, edges, random rows."""
     name, rows, rng = entry.spec.name, entry.params.rows, np.random.default_rng(entry.params.rows)
-    found = [*edges(rows), *tables(rows)]
+    found = [*tables(rows), *edges(rows)]
     found += [random_table(rng, rows, CHUNKS * CHUNK - 1, 3) for _ in range(2)]
     return [suited(name, words, rows) for words in found]
 
 
-def check(entry: Entry) -> int:
-    """Compare on all tables; returns how many elements of the results are not zero."""
+def check(entry: Entry, most: int | None = None) -> int:
+    """Compare on all tables, or the `most` first; returns how many results are not zero."""
     table = "table" in {a.name for a in entry.spec.args(entry.params) if a.reads}
-    choices = tables_of(entry) if table else [None]
+    choices = tables_of(entry)[:most] if table else [None]
     return sum(check_once(entry, words, seed) for seed, words in enumerate(choices))
 
 
 def check_once(entry: Entry, table: Ints | None, seed: int) -> int:
-    """Compare with the reference; returns how many elements of its results are not zero."""
+    """Compare with the reference; returns how many elements of what it wrote are not zero."""
     values = _fitting(entry, bound(entry, table, seed))
     tolerance = TOLERANCES.get(entry.spec.name, 0.0)
     ignore = _ignored(entry, values)
@@ -110,6 +118,11 @@ def _fitting(entry: Entry, values: dict[str, torch.Tensor]) -> dict[str, torch.T
     """Random arguments where any will do, and others where they mean something."""
     if entry.spec.name == "attention_merge":  # sums of weights are positive
         values["partials"][..., -2] = values["partials"][..., -2].abs() + 0.5
+    if entry.spec.name == "verdict":  # rows that a program lacks have no hash
+        values["hashes"][entry.params.rows :] = 0
+    if entry.spec.name == "copy_cells" and entry.params.cell_type == "i32":  # no two alike
+        cells = values["cells"]
+        values["cells"] = torch.arange(1, cells.numel() + 1, dtype=cells.dtype).view(cells.shape)
     if "counter" in values:
         values["counter"] = torch.tensor([7], dtype=torch.int32)
     return values

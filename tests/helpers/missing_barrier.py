@@ -9,7 +9,7 @@ BARRIER = "  barrier();"
 
 
 def without_barrier(entry: Entry, number: int, namespace: str | None = None) -> Library:
-    """The entry's unit without a barrier, the `number`-th behind where a namespace begins: its own."""
+    """The unit without the `number`-th barrier behind where a namespace begins: the entry's own."""
     head, opening, body = render_unit([entry], "host").partition(
         f"namespace {namespace or entry.name + '_'} {{"
     )

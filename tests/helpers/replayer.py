@@ -90,7 +90,7 @@ class Replayer:
         """Replay exec for these rows; returns the bits of their logits, (rows, vocab)."""
         program = f"exec.r{len(rows)}"
         self.run(program, rows, context)
-        return self.logits(program)[: len(rows)].numpy().view(np.int32).copy()
+        return self.logits(program)[: len(rows)].cpu().numpy().view(np.int32).copy()
 
     def logits(self, program: str) -> torch.Tensor:
         """The logits that an exec program left in its scratch."""
@@ -120,5 +120,6 @@ class Replayer:
             if "/cells." in name:
                 cells = self.arenas.buffer(name)[slot].movedim(2, 1).flatten(0, 1)
                 assert buffer.shape[0] == self.bundle.manifest.shape.slots
-                found[name] = cells[:length].contiguous().view(torch.uint8).numpy().tobytes()
+                kept = cells[:length].contiguous().view(torch.uint8)
+                found[name] = kept.cpu().numpy().tobytes()
         return found

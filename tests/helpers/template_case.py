@@ -87,7 +87,7 @@ def mixed_table(rows: int, vocab: int = 3) -> Ints:
     count = rows // 2
     tokens = [(7 * i + 1) % vocab for i in range(count)]
     places = {**fields, "handoff_row": [rows + 2 * i for i in range(count, 0, -1)]}
-    first = Segment(1, 62, tokens, rows > 3, places)
+    first = Segment(1, 62, tokens, rows > 4, places)
     return make_table(rows, [first, Segment(3, 0, (vocab - 1,), 1, fields)], INERT)
 
 

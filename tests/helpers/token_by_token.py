@@ -14,6 +14,7 @@ from strata_runtime.arenas import Arenas
 from strata_runtime.bundle_format import Manifest
 from strata_runtime.bundle_load import Bundle, open_draft, open_weights
 from strata_runtime.cpu_device import CpuDevice
+from strata_runtime.cuda_device import CudaDevice
 from strata_runtime.drafters import NoDrafter
 from strata_runtime.engine import Engine
 from strata_runtime.launch import Launch
@@ -48,23 +49,26 @@ class Carried:
     states: dict[str, list[bytes]]
 
 
-def fill_free(arenas: Arenas, manifest: Manifest, byte: int) -> None:
-    """Fill everything that is neither a weight nor a table."""
-    for name, arena in manifest.memory["cpu"].arenas.items():
+def fill_free(arenas: Arenas, manifest: Manifest, byte: int, family: str = "cpu") -> None:
+    """Fill everything that is neither a weight nor a table; `family` is the device's."""
+    for name, arena in manifest.memory[family].arenas.items():
         if arena.role in FREE_ROLES:
             arenas.arena(name).fill_(byte)
+    if torch.cuda.is_initialized():  # the device's streams do not wait for torch's
+        torch.cuda.synchronize()
 
 
 class Alone:
     """A bundle of one stage and one slot: each text by itself, and token by token."""
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, cuda: CudaDevice | None = None) -> None:
+        """On a device of its own, or on `cuda`."""
         draft = open_draft(bundle, bundle.folder)
         weights = open_weights(bundle, bundle.folder)
         self._bundle = bundle
         self._reader: Replayer | None = None
-        self._device = CpuDevice(bundle, weights, threads=1, draft=draft)
-        fill_free(self._device.arenas, bundle.manifest, POISON)
+        self._device = cuda or CpuDevice(bundle, weights, threads=1, draft=draft)
+        fill_free(self._device.arenas, bundle.manifest, POISON, "cuda" if cuda else "cpu")
         self._texts: dict[Request, Text] = {}
 
     def close(self) -> None:

@@ -127,4 +127,6 @@ def test_rows_are_hashed_apart_and_inert_rows_are_zero() -> None:
     case = bind(logits_hash.SPEC, logits_hash.Params(8, VOCAB), table, {"logits": rows}).run()
     expected = [plain(row.tolist()) for row in rows]
     live = (1, 2, 5)
-    assert case["hashes"].sum(-1).tolist() == [h if i in live else 0 for i, h in enumerate(expected)]
+    assert case["hashes"].sum(-1).tolist() == [
+        h if i in live else 0 for i, h in enumerate(expected)
+    ]
