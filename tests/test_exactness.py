@@ -13,6 +13,10 @@ import gguf_maker
 from replayer import Replayer, compile_bundle, rows_of
 
 LENGTHS = (1, 63, 64, 65, 200)
+#: Lengths and torch's threads; two of them wait for each other beside another test's process.
+READ = [*((n, 1) for n in LENGTHS), (65, 2), (200, 2)]
+CHUNKS_IN_SOAK = [pytest.param(n, marks=pytest.mark.soak) for n in (1, 128)]
+READ_IN_SOAK = [pytest.param(n, 2, marks=pytest.mark.soak) for n in LENGTHS[:3]]
 WINDOWS = (1, 2, 3, 5, 8)
 
 
@@ -42,7 +46,7 @@ def replayer(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Replayer:
     return Replayer(bundle, poison=0xFF)
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """torch's threads in this test."""
     before = torch.get_num_threads()
@@ -51,7 +55,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("length", "threads"), [*READ, *READ_IN_SOAK], indirect=["threads"])
 def test_a_row_does_not_see_its_company(replayer: Replayer, length: int, threads: int) -> None:
     """Logits of the row at `length` - 1: every window width, every place, other company."""
     vocab = replayer.bundle.manifest.model.vocab
@@ -85,7 +89,7 @@ def test_a_row_does_not_see_its_company(replayer: Replayer, length: int, threads
         assert (found[lead] == alone).all(), lead
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 32, 128, 512])
+@pytest.mark.parametrize("chunk", [7, 32, 512, *CHUNKS_IN_SOAK])
 def test_prompt_equals_window(replayer: Replayer, chunk: int) -> None:
     """A prompt in chunks leaves the bytes that windows leave, token cells among them."""
     manifest = replayer.bundle.manifest

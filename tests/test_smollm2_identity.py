@@ -20,7 +20,7 @@ from token_by_token import POISON, Alone, fill_free
 DATA = Path(__file__).parent / "data"
 TEXTS = json.loads((DATA / "smollm2-greedy-f32.json").read_text())["cases"]
 LAYER = Path(__file__).parent.parent / "examples" / "smollm2-135m-mtp.gguf"
-LENGTH = 24
+LENGTH = 14
 MTP = f"{{kind: mtp, model: {LAYER}, depth: auto}}"
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=11)
 PENALISED = Sampling(temperature=0.5, repeat_penalty=1.2, penalty_last=64, seed=12)

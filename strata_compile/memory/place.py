@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from strata_compile.lower.calls import LoweredCall, LoweredProgram, Named
@@ -11,6 +10,7 @@ from strata_compile.memory.plan import PlannedMemory
 from strata_kernels.render import Entry
 from strata_kernels.spec import Arg
 from strata_runtime.bundle_format import Argument, Call, Program
+from strata_runtime.records import encode
 
 
 def place_programs(memory: PlannedMemory) -> tuple[Program, ...]:
@@ -26,7 +26,7 @@ def _place(program: LoweredProgram, scratch: Layout) -> Program:
 
 
 def _call(stage: int, call: LoweredCall, scratch: Layout) -> Call:
-    params: Mapping[str, object] = dataclasses.asdict(call.params)
+    params: Mapping[str, object] = encode(call.params)  # plain, as it is read back
     args = {arg.name: _argument(stage, call, arg, scratch) for arg in call.args}
     entry = Entry(call.spec, call.params).name
     g = call.spec.geometry(call.params)

@@ -18,6 +18,7 @@ from strata_compile.memory.plan import ROLES, PlannedMemory
 from strata_kernels.spec import CHUNK
 from strata_kernels.table import LAYOUT, ROW_LIMIT
 from strata_runtime.bundle_format import Buffer, Call, MemoryPlan
+from strata_runtime.records import encode
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, FF, VOCAB, LAYERS = 48, 4, 2, 12, 80, 133, 3
 KV = KV_HEADS * HEAD_DIM
@@ -273,7 +274,7 @@ def test_placed_programs_say_where_every_argument_lies(memory: PlannedMemory) ->
     for program, lowered in zip(placed, memory.programs.programs, strict=True):
         assert [c.kernel for c in program.calls] == [c.spec.name for c in lowered.calls]
         for call, low in zip(program.calls, lowered.calls, strict=True):
-            assert call.params == dataclasses.asdict(low.params)
+            assert call.params == encode(low.params)
             for arg in low.args:
                 place = call.args[arg.name]
                 buffer = memory.plans["cpu"].buffers[place.buffer]

@@ -272,6 +272,7 @@ def test_json_is_plain_and_is_a_plan_again() -> None:
         "kv": "f16",
         "draft": {"kind": "none"},
         "prompt": {"max_gap_ms": 100.0, "sizes": [32, 128, 512]},
+        "partition": "none",
         "targets": ["cpu"],
     }
 
